@@ -1,0 +1,347 @@
+package coordination
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kversion"
+)
+
+// A BrokerOption configures [NewBrokerTransport].
+type BrokerOption interface{ applyBroker(*brokerConfig) }
+
+// An ElectorOption configures [NewElector].
+type ElectorOption interface{ applyElector(*electorConfig) }
+
+// An Option serves [NewBrokerTransport] and [NewElector] alike.
+type Option interface {
+	BrokerOption
+	ElectorOption
+}
+
+type brokerOption func(*brokerConfig)
+
+func (o brokerOption) applyBroker(c *brokerConfig) { o(c) }
+
+type electorOption func(*electorConfig)
+
+func (o electorOption) applyElector(c *electorConfig) { o(c) }
+
+type loggerOption struct{ logger *slog.Logger }
+
+func (o loggerOption) applyBroker(c *brokerConfig)   { c.logger = o.logger }
+func (o loggerOption) applyElector(c *electorConfig) { c.logger = o.logger }
+
+// WithLogger sets where events are logged: elections and losses at Info, faults
+// that are being retried at Warn, and what needs a human at Error. The default
+// is [slog.Default]. Secrets are never logged.
+func WithLogger(logger *slog.Logger) Option { return loggerOption{logger} }
+
+type brokerConfig struct {
+	clientOptions     []kgo.Opt
+	topic             string
+	createTopic       bool
+	partitions        int32
+	replication       int16
+	requestTimeout    time.Duration
+	fetchMaxWait      time.Duration
+	fetchPartitionMax int32
+	clientID          string
+	logger            *slog.Logger
+}
+
+func defaultBrokerConfig() brokerConfig {
+	return brokerConfig{
+		topic:             StateTopic,
+		createTopic:       true,
+		partitions:        16,
+		replication:       3,
+		requestTimeout:    30 * time.Second,
+		fetchMaxWait:      500 * time.Millisecond,
+		fetchPartitionMax: 1 << 20,
+		clientID:          "krabka-coordination",
+		logger:            slog.Default(),
+	}
+}
+
+// WithClientOptions adds franz-go options to every client of the transport: TLS,
+// SASL, dialers, hooks. They are applied before the library's own. Options that
+// would break a promise (MaxVersions, TransactionalID, RecordDeliveryTimeout,
+// RecordRetries, AllowIdempotentProduceCancellation) are refused with
+// [ErrInvalidConfig].
+func WithClientOptions(opts ...kgo.Opt) BrokerOption {
+	return brokerOption(func(c *brokerConfig) { c.clientOptions = append(c.clientOptions, opts...) })
+}
+
+// WithTopic sets the name of the state topic. The default is [StateTopic]; all
+// members of a role must agree on it.
+func WithTopic(topic string) BrokerOption {
+	return brokerOption(func(c *brokerConfig) { c.topic = topic })
+}
+
+// WithTopicCreation sets whether a member creates the state topic where it is
+// missing. The default is true. Observers never create it.
+func WithTopicCreation(create bool) BrokerOption {
+	return brokerOption(func(c *brokerConfig) { c.createTopic = create })
+}
+
+// WithPartitions sets the number of partitions of a state topic that is created
+// here. The default is 16. A topic that exists is used as it is.
+func WithPartitions(partitions int32) BrokerOption {
+	return brokerOption(func(c *brokerConfig) { c.partitions = partitions })
+}
+
+// WithReplication sets the replication factor of a state topic that is created
+// here. The default is 3; a cluster of one broker needs 1.
+func WithReplication(replication int16) BrokerOption {
+	return brokerOption(func(c *brokerConfig) { c.replication = replication })
+}
+
+// WithRequestTimeout bounds how long one request may take, its retries included.
+// The default is 30 s.
+func WithRequestTimeout(timeout time.Duration) BrokerOption {
+	return brokerOption(func(c *brokerConfig) { c.requestTimeout = timeout })
+}
+
+// WithFetchMaxWait sets how long a broker holds a fetch when there is nothing
+// new. The default is 500 ms. It does not delay what is new.
+func WithFetchMaxWait(wait time.Duration) BrokerOption {
+	return brokerOption(func(c *brokerConfig) { c.fetchMaxWait = wait })
+}
+
+// WithFetchPartitionMax sets how many bytes of one partition a fetch returns at
+// most. The default is 1 MiB.
+func WithFetchPartitionMax(bytes int32) BrokerOption {
+	return brokerOption(func(c *brokerConfig) { c.fetchPartitionMax = bytes })
+}
+
+// WithClientID sets the client id that brokers see in requests and quotas. The
+// default is "krabka-coordination".
+func WithClientID(id string) BrokerOption {
+	return brokerOption(func(c *brokerConfig) { c.clientID = id })
+}
+
+func (c brokerConfig) validate(brokers []string) error {
+	switch {
+	case len(brokers) == 0:
+		return invalidConfig("no broker address: pass at least one host:port")
+	case c.topic == "":
+		return invalidConfig("WithTopic: the topic is empty: leave the option out for %s", StateTopic)
+	case c.partitions <= 0:
+		return invalidConfig("WithPartitions(%d): use at least 1", c.partitions)
+	case c.replication <= 0:
+		return invalidConfig("WithReplication(%d): use at least 1", c.replication)
+	case c.requestTimeout < 100*time.Millisecond:
+		return invalidConfig("WithRequestTimeout(%s): use at least 100ms", c.requestTimeout)
+	case c.fetchMaxWait < 10*time.Millisecond || c.fetchMaxWait > c.requestTimeout:
+		return invalidConfig("WithFetchMaxWait(%s): use between 10ms and the request timeout of %s", c.fetchMaxWait, c.requestTimeout)
+	case c.fetchPartitionMax < 1024:
+		return invalidConfig("WithFetchPartitionMax(%d): use at least 1024 bytes", c.fetchPartitionMax)
+	case c.clientID == "":
+		return invalidConfig("WithClientID: the client id is empty: leave the option out for the default")
+	case c.logger == nil:
+		return invalidConfig("WithLogger: the logger is nil: leave the option out for slog.Default()")
+	}
+	for _, broker := range brokers {
+		if broker == "" {
+			return invalidConfig("a broker address is empty: use host:port")
+		}
+	}
+	return checkUserOptions("WithClientOptions", c.clientOptions)
+}
+
+type electorConfig struct {
+	lease              LeaseConfig
+	stopMargin         time.Duration // 0: a tenth of the lease
+	drainTimeout       time.Duration // 0: one lease
+	transactionTimeout time.Duration // 0: one renew interval
+	maxExtent          time.Duration
+	restartReclaim     bool
+	pruning            bool
+	clock              Clock
+	producerOptions    []kgo.Opt
+	logger             *slog.Logger
+}
+
+func defaultElectorConfig() electorConfig {
+	return electorConfig{
+		lease:     DefaultLeaseConfig(),
+		maxExtent: defaultMaxExtent,
+		pruning:   true,
+		clock:     SystemClock{},
+		logger:    slog.Default(),
+	}
+}
+
+// WithLease sets the lease, its renew interval and the challenge stagger. The
+// default is [DefaultLeaseConfig]. Members of one role should agree on it.
+func WithLease(config LeaseConfig) ElectorOption {
+	return electorOption(func(c *electorConfig) { c.lease = config })
+}
+
+// WithStopMargin sets how long before the end of its lease a leader that cannot
+// renew stops leading, so that work outside Kafka ends before a standby may
+// challenge. The default is a tenth of the lease. It should be at least twice the
+// time of a commit.
+func WithStopMargin(margin time.Duration) ElectorOption {
+	return electorOption(func(c *electorConfig) { c.stopMargin = margin })
+}
+
+// WithDrainTimeout sets how long [Elector.Run] keeps renewing for a function
+// whose context has ended. The default is one lease.
+func WithDrainTimeout(timeout time.Duration) ElectorOption {
+	return electorOption(func(c *electorConfig) { c.drainTimeout = timeout })
+}
+
+// WithTransactionTimeout sets after what time the coordinator aborts a
+// transaction that a leader left open. The default is one renew interval. Until
+// then an open transaction of a dead leader hides newer records of other roles
+// from their members.
+func WithTransactionTimeout(timeout time.Duration) ElectorOption {
+	return electorOption(func(c *electorConfig) { c.transactionTimeout = timeout })
+}
+
+// WithMaxExtent caps how long a lease found in the log is respected, by its own
+// word. The default is 15 minutes; it is never less than the member's own lease.
+func WithMaxExtent(extent time.Duration) ElectorOption {
+	return electorOption(func(c *electorConfig) { c.maxExtent = extent })
+}
+
+// WithPruning sets whether a new leader removes the registrations of members
+// that must be dead. The default is true. Turn it off in a fleet with members of
+// another implementation that never register a second time.
+func WithPruning(prune bool) ElectorOption {
+	return electorOption(func(c *electorConfig) { c.pruning = prune })
+}
+
+// WithRestartReclaim lets a member that starts and finds its own lease alive take
+// the role back at once, instead of waiting for the rest of that lease behind the
+// standbys. The default is false. It is for identities that outlive a process,
+// such as those of a StatefulSet, and works once per process.
+func WithRestartReclaim() ElectorOption {
+	return electorOption(func(c *electorConfig) { c.restartReclaim = true })
+}
+
+// WithClock sets the wall clock whose instants are written into records, for
+// other implementations and for people. The default is [SystemClock]. No decision
+// of this library depends on it: timers and leases run on the monotonic clock.
+func WithClock(clock Clock) ElectorOption {
+	return electorOption(func(c *electorConfig) { c.clock = clock })
+}
+
+// WithProducerOptions adds franz-go options to the client that writes under a
+// leadership: compression, partitioner, batch size. The rules of
+// [WithClientOptions] hold. The state topic is always placed by hand.
+func WithProducerOptions(opts ...kgo.Opt) ElectorOption {
+	return electorOption(func(c *electorConfig) { c.producerOptions = append(c.producerOptions, opts...) })
+}
+
+// resolve fills in the defaults that depend on the lease, then validates.
+func (c electorConfig) resolve() (electorConfig, error) {
+	if c.lease.Duration() <= 0 {
+		return c, invalidConfig("WithLease: the lease configuration is the zero value: make one with NewLeaseConfig or LeaseConfigFor")
+	}
+	if c.stopMargin == 0 {
+		c.stopMargin = c.lease.Duration() / 10
+	}
+	if c.drainTimeout == 0 {
+		c.drainTimeout = c.lease.Duration()
+	}
+	if c.transactionTimeout == 0 {
+		c.transactionTimeout = max(c.lease.RenewInterval(), time.Millisecond)
+	}
+	switch slack := c.lease.Duration() - c.lease.RenewInterval(); {
+	case c.stopMargin < 0 || c.stopMargin >= slack:
+		return c, invalidConfig("WithStopMargin(%s): use less than %s, what is left of the lease after a renew interval", c.stopMargin, slack)
+	case c.drainTimeout < 0:
+		return c, invalidConfig("WithDrainTimeout(%s): use a positive duration", c.drainTimeout)
+	case c.transactionTimeout < time.Millisecond:
+		return c, invalidConfig("WithTransactionTimeout(%s): use at least 1ms", c.transactionTimeout)
+	case c.maxExtent <= 0:
+		return c, invalidConfig("WithMaxExtent(%s): use a positive duration", c.maxExtent)
+	case c.clock == nil:
+		return c, invalidConfig("WithClock: the clock is nil: leave the option out for SystemClock")
+	case c.logger == nil:
+		return c, invalidConfig("WithLogger: the logger is nil: leave the option out for slog.Default()")
+	}
+	return c, checkUserOptions("WithProducerOptions", c.producerOptions)
+}
+
+// checkUserOptions refuses options that break a promise. It reads them back from
+// a client that never dials.
+func checkUserOptions(option string, opts []kgo.Opt) error {
+	for i, opt := range opts {
+		if opt == nil {
+			return invalidConfig("%s: option %d is nil", option, i)
+		}
+	}
+	if len(opts) == 0 {
+		return nil
+	}
+	client, err := kgo.NewClient(append([]kgo.Opt{kgo.DisableClientMetrics()}, opts...)...)
+	if err != nil {
+		return invalidConfig("%s: %v", option, err)
+	}
+	defer client.Close()
+	bare, err := kgo.NewClient(kgo.DisableClientMetrics())
+	if err != nil {
+		return fmt.Errorf("%s: %w", option, err)
+	}
+	defer bare.Close()
+
+	refused := []struct {
+		name   string
+		broken bool
+	}{
+		{"MaxVersions", optionChanged(client, bare, kgo.MaxVersions)},
+		{"TransactionalID", optionChanged(client, bare, kgo.TransactionalID)},
+		{"RecordDeliveryTimeout", optionChanged(client, bare, kgo.RecordDeliveryTimeout)},
+		{"RecordRetries", optionChanged(client, bare, kgo.RecordRetries)},
+		{"AllowIdempotentProduceCancellation", optionChanged(client, bare, kgo.AllowIdempotentProduceCancellation)},
+	}
+	for _, r := range refused {
+		if r.broken {
+			return invalidConfig("%s: kgo.%s breaks a promise of this library: leave it out", option, r.name)
+		}
+	}
+	return nil
+}
+
+// optionChanged reports whether two clients differ in the value of an option.
+func optionChanged(a, b *kgo.Client, option any) bool {
+	return fmt.Sprint(optionValue(a, option)) != fmt.Sprint(optionValue(b, option))
+}
+
+func optionValue(client *kgo.Client, option any) any {
+	value := client.OptValue(option)
+	if versions, ok := value.(*kversion.Versions); ok && versions == nil {
+		return nil
+	}
+	return value
+}
+
+// kgoLogger passes franz-go's own log lines on at Debug, its errors at Warn: they
+// are about requests that the library retries.
+type kgoLogger struct{ logger *slog.Logger }
+
+func (l kgoLogger) Level() kgo.LogLevel {
+	switch {
+	case l.logger.Enabled(context.Background(), slog.LevelDebug):
+		return kgo.LogLevelDebug
+	case l.logger.Enabled(context.Background(), slog.LevelWarn):
+		return kgo.LogLevelError
+	default:
+		return kgo.LogLevelNone
+	}
+}
+
+func (l kgoLogger) Log(level kgo.LogLevel, msg string, keyvals ...any) {
+	to := slog.LevelDebug
+	if level == kgo.LogLevelError {
+		to = slog.LevelWarn
+	}
+	l.logger.Log(context.Background(), to, "kafka client: "+msg, keyvals...)
+}

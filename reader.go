@@ -1,0 +1,592 @@
+package coordination
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+const (
+	// barrierGrace is how long a barrier waits for the pushed tail before it
+	// asks the log itself: compacted offsets never arrive.
+	barrierGrace = 10 * time.Millisecond
+
+	// topicCheckInterval is how often the topic is looked up, to notice that
+	// it is not the one it was.
+	topicCheckInterval = 15 * time.Second
+
+	// verifying bounds how many tokens are checked with coordinators at once.
+	verifying = 16
+)
+
+// A reader is the one read_committed consumer of a transport. It follows the
+// partitions of the roles that have subscribers, folds what it sees, and pushes
+// views.
+type reader struct {
+	transport *BrokerTransport
+	topic     stateTopic
+	consumer  *kgo.Client
+	ctx       context.Context
+	cancel    context.CancelFunc
+	wg        sync.WaitGroup
+	verify    chan struct{} // a slot for each check under way
+	recheck   chan struct{} // asks for a look at the topic
+
+	contact atomic.Int64 // of the last answer to a fetch, as time since born
+	born    time.Time
+
+	mu   sync.Mutex // guards what follows, and the logs and folds in it
+	logs map[int32]*partitionLog
+	err  error
+}
+
+// A partitionLog is the fold of one partition.
+type partitionLog struct {
+	partition int32
+	position  int64
+	roles     map[Role]*roleFold
+	followers int
+	problems  []Problem
+	changed   chan struct{} // closed and replaced whenever something changed
+}
+
+// errReaderClosed ends the consumption; nobody but the reader sees it.
+var errReaderClosed = errors.New("reader closed")
+
+func newReader(t *BrokerTransport, topic stateTopic) (*reader, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &reader{
+		transport: t,
+		topic:     topic,
+		ctx:       ctx,
+		cancel:    cancel,
+		verify:    make(chan struct{}, verifying),
+		recheck:   make(chan struct{}, 1),
+		born:      time.Now(),
+		logs:      make(map[int32]*partitionLog),
+	}
+	consumer, err := kgo.NewClient(t.options(
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		// A plain consumer is told nothing when only markers arrive, and
+		// could not tell how far it has read.
+		kgo.KeepControlRecords(),
+		kgo.FetchMaxWait(t.config.fetchMaxWait),
+		kgo.FetchMinBytes(1),
+		kgo.FetchMaxPartitionBytes(t.config.fetchPartitionMax),
+		// A partition whose log starts later than the position was cut: what
+		// is left of it is all there is.
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.WithHooks(contactHook{r}),
+	)...)
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("start the reader of topic %s: %w", topic.name, err)
+	}
+	r.consumer = consumer
+	r.contact.Store(0)
+	r.wg.Go(r.consume)
+	r.wg.Go(r.watchTopic)
+	return r, nil
+}
+
+// close ends the reader and everything it started.
+func (r *reader) close(cause error) {
+	r.fail(cause)
+	r.cancel()
+	r.consumer.Close()
+	r.wg.Wait()
+}
+
+// fail ends every subscription with a last view.
+func (r *reader) fail(cause error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return
+	}
+	r.err = cause
+	for _, log := range r.logs {
+		for _, fold := range log.roles {
+			for _, sub := range fold.subscribers {
+				sub.push(RoleView{Role: fold.role, Err: cause})
+			}
+		}
+		log.wake()
+	}
+}
+
+// contactHook notes when the cluster last answered a fetch.
+type contactHook struct{ r *reader }
+
+func (h contactHook) OnBrokerE2E(_ kgo.BrokerMetadata, key int16, e kgo.BrokerE2E) {
+	if key == int16(kmsg.Fetch) && e.Err() == nil {
+		h.r.contact.Store(int64(time.Since(h.r.born)))
+	}
+}
+
+func (r *reader) lastContact() time.Time { return r.born.Add(time.Duration(r.contact.Load())) }
+
+func (r *reader) consume() {
+	for {
+		fetches := r.consumer.PollFetches(r.ctx)
+		if r.ctx.Err() != nil || fetches.IsClientClosed() {
+			return
+		}
+		seen := time.Now()
+		fetches.EachError(func(topic string, partition int32, err error) {
+			r.transport.config.logger.Warn("reading the state topic failed; retrying",
+				"topic", topic, "partition", partition, "error", err)
+			select {
+			case r.recheck <- struct{}{}:
+			default:
+			}
+		})
+		r.mu.Lock()
+		fetches.EachPartition(func(p kgo.FetchTopicPartition) {
+			if log := r.logs[p.Partition]; log != nil && len(p.Records) > 0 {
+				r.fold(log, p.Records, seen)
+			}
+		})
+		r.mu.Unlock()
+	}
+}
+
+// fold applies records that arrived in the order of the log, and pushes a view
+// to the subscribers of each role they touched. mu is held.
+func (r *reader) fold(log *partitionLog, records []*kgo.Record, seen time.Time) {
+	touched := make(map[*roleFold]struct{})
+	for _, record := range records {
+		if record.Offset < log.position {
+			continue
+		}
+		log.position = record.Offset + 1
+		if record.Attrs.IsControl() {
+			continue
+		}
+		key, err := DecodeKey(record.Key)
+		if err != nil {
+			log.problems = appendProblem(log.problems, record, err)
+			continue
+		}
+		fold := log.role(key.Role)
+		fold.apply(record, key, seen)
+		touched[fold] = struct{}{}
+	}
+	for fold := range touched {
+		fold.builder.compact()
+		r.publish(log, fold)
+	}
+	log.wake()
+}
+
+// publish pushes a role's view to its subscribers and has its newest token
+// checked. mu is held.
+func (r *reader) publish(log *partitionLog, fold *roleFold) {
+	if len(fold.subscribers) == 0 {
+		return
+	}
+	for _, sub := range fold.subscribers {
+		sub.push(r.view(log, fold, sub.self))
+	}
+	r.verifyHead(log, fold)
+}
+
+// verifyHead starts the check of the newest token of a role with its
+// coordinator, if it was not checked yet. mu is held.
+func (r *reader) verifyHead(log *partitionLog, fold *roleFold) {
+	head := fold.head()
+	if head == nil || head.trust != trustEvidence || fold.verifying || r.ctx.Err() != nil {
+		return
+	}
+	fold.verifying = true
+	token := head.token
+	r.wg.Go(func() {
+		status, err := r.describeOnce(fold.role)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		fold.verifying = false
+		if err == nil {
+			fold.settle(token, confirmsToken(status, token), log.partition)
+		} else {
+			// It cannot be asked: what the batch says counts.
+			fold.accept(token)
+		}
+		r.publish(log, fold)
+		log.wake()
+	})
+}
+
+func (r *reader) describeOnce(role Role) (LeadershipStatus, error) {
+	select {
+	case r.verify <- struct{}{}:
+		defer func() { <-r.verify }()
+	case <-r.ctx.Done():
+		return LeadershipStatus{}, r.ctx.Err()
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, min(r.transport.config.requestTimeout, time.Second))
+	defer cancel()
+	return r.transport.Describe(ctx, role)
+}
+
+// view makes the view of a subscriber. mu is held.
+func (r *reader) view(log *partitionLog, fold *roleFold, self MemberID) RoleView {
+	view := fold.view(self)
+	view.ClusterID = r.topic.clusterID
+	view.Position = log.position
+	view.LastContact = r.lastContact()
+	view.Problems = append(slices.Clone(log.problems), fold.problems...)
+	view.Err = r.err
+	return view
+}
+
+// watchTopic notices that the topic is no longer the one that was read.
+func (r *reader) watchTopic() {
+	ticker := time.NewTicker(topicCheckInterval)
+	defer ticker.Stop()
+	missing := false
+	for {
+		select {
+		case <-r.ctx.Done():
+			return
+		case <-ticker.C:
+		case <-r.recheck:
+		}
+		ctx, cancel := context.WithTimeout(r.ctx, r.transport.config.requestTimeout)
+		now, err := describeTopic(ctx, r.transport.kadm, r.topic.name)
+		cancel()
+		switch {
+		case err == nil:
+			missing = false
+			if change := r.topic.changed(now); change != nil {
+				r.transport.config.logger.Error("the state topic changed under running members", "error", change)
+				r.fail(change)
+				return
+			}
+		case errors.Is(err, kerr.UnknownTopicOrPartition):
+			// One broker may not know yet; two looks apart it is gone.
+			if missing {
+				r.fail(fmt.Errorf("%w: topic %s was deleted: restart the members once it is as intended", ErrTopicChanged, r.topic.name))
+				return
+			}
+			missing = true
+			select {
+			case <-r.ctx.Done():
+				return
+			case <-time.After(time.Second):
+			}
+			select {
+			case r.recheck <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// follow subscribes to a role.
+func (r *reader) follow(role Role, self MemberID) (*subscription, error) {
+	partition, err := RolePartition(role, r.topic.partitions)
+	if err != nil {
+		return nil, err
+	}
+	sub := &subscription{reader: r, role: role, self: self, views: make(chan RoleView, 1)}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return nil, r.err
+	}
+	log := r.logs[partition]
+	if log == nil {
+		log = &partitionLog{partition: partition, roles: make(map[Role]*roleFold), changed: make(chan struct{})}
+		r.logs[partition] = log
+		// AddConsumePartitions does no I/O of its own.
+		r.consumer.AddConsumePartitions(map[string]map[int32]kgo.Offset{
+			r.topic.name: {partition: kgo.NewOffset().AtStart()},
+		})
+	}
+	sub.log = log
+	sub.fold = log.role(role)
+	sub.fold.subscribers = append(sub.fold.subscribers, sub)
+	log.followers++
+	if sub.fold.touched {
+		sub.push(r.view(log, sub.fold, self))
+		r.verifyHead(log, sub.fold)
+	}
+	return sub, nil
+}
+
+func (r *reader) unfollow(sub *subscription) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := slices.Index(sub.fold.subscribers, sub)
+	if i < 0 {
+		return
+	}
+	sub.fold.subscribers = slices.Delete(sub.fold.subscribers, i, i+1)
+	sub.log.followers--
+	if sub.log.followers == 0 && r.err == nil {
+		delete(r.logs, sub.log.partition)
+		r.consumer.RemoveConsumePartitions(map[string][]int32{r.topic.name: {sub.log.partition}})
+	}
+}
+
+// barrier waits until everything that was stable when it was called is folded,
+// and reads what is not stable yet.
+func (r *reader) barrier(ctx context.Context, sub *subscription) (RoleView, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(r.ctx, cancel)()
+
+	stable, end, err := r.ends(ctx, sub.log.partition)
+	if err != nil {
+		return RoleView{}, err
+	}
+	if err := r.awaitPosition(ctx, sub.log, stable); err != nil {
+		return RoleView{}, err
+	}
+	var tail rawTail
+	if end > stable {
+		if tail, err = r.rawFetch(ctx, sub.log.partition, stable, end, kgo.ReadUncommitted()); err != nil {
+			return RoleView{}, err
+		}
+	}
+	if err := r.await(ctx, sub.log, func() bool { return !sub.fold.verifying }); err != nil {
+		return RoleView{}, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	view := r.view(sub.log, sub.fold, sub.self)
+	if view.Err != nil {
+		return view, view.Err
+	}
+	if end > stable && tail.unstable {
+		sub.fold.overlay(&view, tail, sub.self, time.Now())
+	}
+	return view, nil
+}
+
+// ends asks for the last stable offset and the high watermark of a partition, in
+// this order of magnitude: the second is never older than the first.
+func (r *reader) ends(ctx context.Context, partition int32) (stable, end int64, err error) {
+	if stable, err = r.listOffset(ctx, partition, 1); err != nil {
+		return 0, 0, err
+	}
+	end, err = r.listOffset(ctx, partition, 0)
+	return stable, max(end, stable), err
+}
+
+func (r *reader) listOffset(ctx context.Context, partition int32, isolation int8) (int64, error) {
+	response, err := listOffsetRequest(r.topic.name, partition, isolation).RequestWith(ctx, r.transport.admin)
+	if err == nil {
+		switch {
+		case len(response.Topics) != 1 || len(response.Topics[0].Partitions) != 1:
+			err = errors.New("the broker's answer names another partition")
+		default:
+			answer := response.Topics[0].Partitions[0]
+			if err = kerr.ErrorForCode(answer.ErrorCode); err == nil {
+				return answer.Offset, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("ask for the end of %s/%d: %w", r.topic.name, partition, explain(err))
+}
+
+// awaitPosition waits until the fold has reached an offset. Where the pushed
+// tail stays behind, the log itself tells whether anything is left to come.
+func (r *reader) awaitPosition(ctx context.Context, log *partitionLog, offset int64) error {
+	wait := barrierGrace
+	for {
+		graceful, cancel := context.WithTimeout(ctx, wait)
+		err := r.await(graceful, log, func() bool { return log.position >= offset })
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		r.mu.Lock()
+		from := log.position
+		r.mu.Unlock()
+		left, err := r.rawFetch(ctx, log.partition, from, offset, kgo.ReadCommitted())
+		if err != nil {
+			return err
+		}
+		if len(left.records) == 0 && left.next >= offset {
+			r.mu.Lock()
+			log.position = max(log.position, offset)
+			log.wake()
+			r.mu.Unlock()
+			return nil
+		}
+		wait = r.transport.config.fetchMaxWait
+	}
+}
+
+// await waits for a condition on a log, which is evaluated with mu held.
+func (r *reader) await(ctx context.Context, log *partitionLog, done func() bool) error {
+	for {
+		r.mu.Lock()
+		ok, err, changed := done(), r.err, log.changed
+		r.mu.Unlock()
+		if err != nil {
+			return err
+		}
+		if ok {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the log of %s/%d: %w", r.topic.name, log.partition, ctx.Err())
+		}
+	}
+}
+
+// A rawTail is what a raw fetch found.
+type rawTail struct {
+	records  []*kgo.Record
+	next     int64 // everything below it was seen
+	unstable bool  // the last stable offset is still where the fetch began
+}
+
+// rawFetch reads a partition from one offset up to another, outside the consumer.
+func (r *reader) rawFetch(ctx context.Context, partition int32, from, to int64, isolation kgo.IsolationLevel) (rawTail, error) {
+	tail := rawTail{next: from, unstable: true}
+	metadata, err := r.transport.kadm.Metadata(ctx, r.topic.name)
+	if err != nil {
+		return tail, fmt.Errorf("find the leader of %s/%d: %w", r.topic.name, partition, err)
+	}
+	leader := metadata.Topics[r.topic.name].Partitions[partition].Leader
+	for tail.next < to {
+		answer, err := r.fetchOnce(ctx, leader, partition, tail.next, isolation)
+		if err != nil {
+			return tail, fmt.Errorf("read %s/%d at %d: %w", r.topic.name, partition, tail.next, err)
+		}
+		if answer.LastStableOffset > from {
+			tail.unstable = false
+		}
+		processed, next := kgo.ProcessFetchPartition(kgo.ProcessFetchPartitionOpts{
+			KeepControlRecords: true,
+			Offset:             tail.next,
+			IsolationLevel:     isolation,
+			Topic:              r.topic.name,
+			Partition:          partition,
+		}, answer, kgo.DefaultDecompressor(), nil)
+		if processed.Err != nil {
+			return tail, fmt.Errorf("read %s/%d at %d: %w", r.topic.name, partition, tail.next, processed.Err)
+		}
+		for _, record := range processed.Records {
+			if record.Offset < to {
+				tail.records = append(tail.records, record)
+			}
+		}
+		if next <= tail.next {
+			// Nothing more to read: what is left of the range is holes.
+			tail.next = to
+			break
+		}
+		tail.next = next
+	}
+	return tail, nil
+}
+
+func (r *reader) fetchOnce(ctx context.Context, leader, partition int32, from int64, isolation kgo.IsolationLevel) (*kmsg.FetchResponseTopicPartition, error) {
+	part := kmsg.NewFetchRequestTopicPartition()
+	part.Partition = partition
+	part.FetchOffset = from
+	part.PartitionMaxBytes = r.transport.config.fetchPartitionMax
+	part.CurrentLeaderEpoch = -1
+	topic := kmsg.NewFetchRequestTopic()
+	topic.Topic = r.topic.name
+	topic.TopicID = r.topic.id
+	topic.Partitions = append(topic.Partitions, part)
+	request := kmsg.NewPtrFetchRequest()
+	request.MaxBytes = r.transport.config.fetchPartitionMax
+	request.SessionEpoch = -1
+	if isolation == kgo.ReadCommitted() {
+		request.IsolationLevel = 1
+	}
+	request.Topics = append(request.Topics, topic)
+
+	answer, err := r.transport.admin.Broker(int(leader)).RetriableRequest(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	response, ok := answer.(*kmsg.FetchResponse)
+	if !ok {
+		return nil, fmt.Errorf("the broker answered a fetch with %T", answer)
+	}
+	if err := kerr.ErrorForCode(response.ErrorCode); err != nil {
+		return nil, err
+	}
+	if len(response.Topics) != 1 || len(response.Topics[0].Partitions) != 1 {
+		return nil, errors.New("the broker's answer names another partition")
+	}
+	found := &response.Topics[0].Partitions[0]
+	if errors.Is(kerr.ErrorForCode(found.ErrorCode), kerr.OffsetOutOfRange) && found.LogStartOffset > from {
+		return r.fetchOnce(ctx, leader, partition, found.LogStartOffset, isolation)
+	}
+	return found, kerr.ErrorForCode(found.ErrorCode)
+}
+
+func (log *partitionLog) wake() {
+	close(log.changed)
+	log.changed = make(chan struct{})
+}
+
+func (log *partitionLog) role(role Role) *roleFold {
+	fold := log.roles[role]
+	if fold == nil {
+		fold = &roleFold{role: role, builder: NewRoleStateBuilder(role)}
+		log.roles[role] = fold
+	}
+	return fold
+}
+
+// A subscription is one follower of a role.
+type subscription struct {
+	reader *reader
+	log    *partitionLog
+	fold   *roleFold
+	role   Role
+	self   MemberID
+	views  chan RoleView
+	once   sync.Once
+}
+
+func (s *subscription) Views() <-chan RoleView { return s.views }
+
+func (s *subscription) Barrier(ctx context.Context) (RoleView, error) {
+	return s.reader.barrier(ctx, s)
+}
+
+func (s *subscription) Close() {
+	s.once.Do(func() {
+		s.reader.unfollow(s)
+		s.reader.transport.followers.Done()
+	})
+}
+
+// push replaces the view that waits to be received. The reader's mu makes it the
+// only sender.
+func (s *subscription) push(view RoleView) {
+	select {
+	case <-s.views:
+	default:
+	}
+	s.views <- view
+}
+
+// isCommitMarker reports whether a control record commits its transaction.
+func isCommitMarker(record *kgo.Record) bool {
+	return record.Attrs.IsControl() && len(record.Key) >= 4 && binary.BigEndian.Uint16(record.Key[2:]) == 1
+}

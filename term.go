@@ -1,0 +1,324 @@
+package coordination
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
+)
+
+// classifyTimeout bounds how long the end of a fenced term waits for the
+// coordinator's word on what happened.
+const classifyTimeout = 500 * time.Millisecond
+
+// pinnedVersions keeps a term at version 1 of the transaction protocol. Under
+// version 2 every EndTxn bumps the epoch, and the token would change with each
+// commit (KIP-890).
+func pinnedVersions() *kversion.Versions {
+	versions := kversion.Stable()
+	versions.SetMaxKeyVersion(int16(kmsg.Produce), 11)
+	versions.SetMaxKeyVersion(int16(kmsg.EndTxn), 4)
+	versions.SetMaxKeyVersion(int16(kmsg.TxnOffsetCommit), 4)
+	return versions
+}
+
+// A brokerTerm is a [Term] on a transactional client of its own.
+type brokerTerm struct {
+	transport *BrokerTransport
+	topic     stateTopic
+	role      Role
+	client    *kgo.Client
+	kadm      *kadm.Client
+	token     FencingToken
+
+	// unanswered is set once an attempt that may change a transaction ended
+	// without an answer. What it was about may still take effect, in the middle
+	// of the next transaction.
+	unanswered atomic.Bool
+	// unansweredEnd is set when such an attempt was an EndTxn.
+	unansweredEnd atomic.Bool
+
+	mu  sync.Mutex // guards err
+	err error
+}
+
+func newBrokerTerm(t *BrokerTransport, topic stateTopic, role Role, config TermConfig) (*brokerTerm, error) {
+	term := &brokerTerm{transport: t, topic: topic, role: role}
+	// The user's partitioner is known only to a client made of the user's
+	// options.
+	user, err := kgo.NewClient(append(t.options(), config.ProducerOptions...)...)
+	if err != nil {
+		return nil, invalidConfig("WithProducerOptions: %v", err)
+	}
+	partitioner, _ := user.OptValue(kgo.RecordPartitioner).(kgo.Partitioner)
+	user.Close()
+
+	opts := append(t.options(), config.ProducerOptions...)
+	opts = append(opts, t.base...) // ours last
+	opts = append(opts,
+		kgo.TransactionalID(role.String()),
+		kgo.TransactionTimeout(config.TransactionTimeout),
+		kgo.MaxVersions(pinnedVersions()),
+		// Back-to-back commits wait for the markers of the one before, which
+		// take a millisecond or two.
+		kgo.ConcurrentTransactionsBackoff(time.Millisecond),
+		kgo.RequiredAcks(kgo.AllISRAcks()),
+		kgo.RecordPartitioner(statePartitioner{topic: topic.name, user: partitioner}),
+		kgo.ProducerLinger(0),
+		kgo.RequestTimeoutOverhead(max(min(config.AttemptTimeout, t.config.requestTimeout), 100*time.Millisecond)),
+		// An idle leader's connection outlives the pause between renewals.
+		kgo.ConnIdleTimeout(5*time.Minute),
+		kgo.WithHooks(answerHook{term}),
+	)
+	if term.client, err = kgo.NewClient(opts...); err != nil {
+		return nil, invalidConfig("WithProducerOptions: %v", err)
+	}
+	term.kadm = kadm.NewClient(term.client)
+	return term, nil
+}
+
+// answerHook notices attempts that ended without an answer.
+type answerHook struct{ term *brokerTerm }
+
+func (h answerHook) OnBrokerE2E(_ kgo.BrokerMetadata, key int16, e kgo.BrokerE2E) {
+	if e.Err() == nil {
+		return
+	}
+	switch kmsg.Key(key) {
+	case kmsg.EndTxn:
+		h.term.unansweredEnd.Store(true)
+		h.term.unanswered.Store(true)
+	case kmsg.Produce, kmsg.AddPartitionsToTxn, kmsg.AddOffsetsToTxn, kmsg.TxnOffsetCommit:
+		h.term.unanswered.Store(true)
+	}
+}
+
+// statePartitioner places records of the state topic by hand and leaves all
+// others to the user's partitioner.
+type statePartitioner struct {
+	topic string
+	user  kgo.Partitioner
+}
+
+func (p statePartitioner) ForTopic(topic string) kgo.TopicPartitioner {
+	if topic == p.topic {
+		return kgo.ManualPartitioner().ForTopic(topic)
+	}
+	return p.user.ForTopic(topic)
+}
+
+func (t *brokerTerm) Describe(ctx context.Context) (LeadershipStatus, error) {
+	status, err := describe(ctx, t.kadm, t.role)
+	return status, t.transport.wrap("describe", t.role, err)
+}
+
+func (t *brokerTerm) Mint(ctx context.Context) (FencingToken, error) {
+	if err := t.Err(); err != nil {
+		return FencingToken{}, err
+	}
+	id, epoch, err := t.client.ProducerID(ctx)
+	if err == nil {
+		t.token, err = NewFencingToken(id, epoch)
+	}
+	if err != nil {
+		err = t.transport.wrap("mint an epoch of", t.role, err)
+		t.end(err)
+	}
+	return t.token, err
+}
+
+func (t *brokerTerm) Err() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.err
+}
+
+// end notes why the term is over, if it was not, and frees the client.
+func (t *brokerTerm) end(cause error) {
+	t.mu.Lock()
+	if t.err == nil {
+		t.err = cause
+	}
+	t.mu.Unlock()
+	t.client.Close()
+}
+
+func (t *brokerTerm) Close() { t.end(ErrClosed) }
+
+func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
+	if err := t.Err(); err != nil {
+		return -1, err
+	}
+	state, lease, err := t.encode(batch)
+	if err != nil {
+		return -1, err
+	}
+	// kgo ignores contexts in the middle of a transaction; closing the client
+	// frees everything that waits in it.
+	stop := context.AfterFunc(ctx, func() { t.end(context.Cause(ctx)) })
+	defer stop()
+
+	if err := t.client.BeginTransaction(); err != nil {
+		return -1, t.lost(ctx, "begin a transaction", err)
+	}
+	if i, err := t.produce(batch.Records); err != nil {
+		return -1, t.rollback(ctx, err, i, batch.Records[i])
+	}
+	if i, err := t.produce(state); err != nil {
+		return -1, t.rollback(ctx, err, -1, state[i])
+	}
+	if err := t.client.EndTransaction(context.Background(), kgo.TryCommit); err != nil {
+		return -1, t.failedCommit(ctx, err)
+	}
+	if t.unanswered.Load() {
+		t.end(fmt.Errorf("role %s: %w", t.role, ErrUnanswered))
+	}
+	if lease == nil {
+		return -1, nil
+	}
+	return lease.Offset, nil
+}
+
+// encode makes the records of the state topic, the lease last.
+func (t *brokerTerm) encode(batch Batch) (records []*kgo.Record, lease *kgo.Record, err error) {
+	for _, member := range batch.Withdraw {
+		record, err := stateRecord(t.topic, RegistrationKey(t.role, member), Tombstone{})
+		if err != nil {
+			return nil, nil, err
+		}
+		records = append(records, record)
+	}
+	if batch.Lease != nil {
+		if lease, err = stateRecord(t.topic, LeaseKey(t.role), batch.Lease); err != nil {
+			return nil, nil, err
+		}
+		records = append(records, lease)
+	}
+	return records, lease, nil
+}
+
+// produce writes records in the open transaction and waits for all of them. It
+// returns the first error that is not only a consequence of another, with the
+// index of its record.
+func (t *brokerTerm) produce(records []*kgo.Record) (int, error) {
+	var (
+		wg   sync.WaitGroup
+		errs = make([]error, len(records))
+	)
+	wg.Add(len(records))
+	for i, record := range records {
+		t.client.Produce(context.Background(), record, func(_ *kgo.Record, err error) {
+			errs[i] = err
+			wg.Done()
+		})
+	}
+	wg.Wait()
+	first := -1
+	for i, err := range errs {
+		if err == nil {
+			continue
+		}
+		if isFence(err) {
+			return i, err
+		}
+		if first < 0 {
+			first = i
+		}
+	}
+	if first < 0 {
+		return -1, nil
+	}
+	return first, errs[first]
+}
+
+// isFence reports whether an error is a sign that the epoch is no longer the
+// newest one.
+func isFence(err error) bool {
+	for _, sign := range []error{
+		kerr.InvalidProducerEpoch, kerr.ProducerFenced, kerr.InvalidTxnState,
+		kerr.InvalidProducerIDMapping, kerr.TransactionCoordinatorFenced, kerr.UnknownProducerID,
+	} {
+		if errors.Is(err, sign) {
+			return true
+		}
+	}
+	return false
+}
+
+// rollback aborts after a record failed, and says what that means: for the one
+// call, or for the term.
+func (t *brokerTerm) rollback(ctx context.Context, cause error, index int, record *kgo.Record) error {
+	what := fmt.Sprintf("write to %s/%d", record.Topic, record.Partition)
+	if isFence(cause) || t.Err() != nil || t.unanswered.Load() {
+		return t.lost(ctx, what, cause)
+	}
+	if err := t.client.EndTransaction(context.Background(), kgo.TryAbort); err != nil {
+		return t.lost(ctx, what, errors.Join(cause, err))
+	}
+	// After some aborts kgo asks for a new epoch by itself.
+	id, epoch, err := t.client.ProducerID(ctx)
+	if err != nil {
+		return t.lost(ctx, what, errors.Join(cause, err))
+	}
+	if now, err := NewFencingToken(id, epoch); err != nil || now != t.token {
+		return t.lost(ctx, what, fmt.Errorf("%w: the client re-initialised its epoch: %w", kerr.InvalidProducerEpoch, cause))
+	}
+	if index < 0 {
+		return fmt.Errorf("role %s: %s: %w", t.role, what, explain(cause))
+	}
+	return &RejectedError{Index: index, Record: record, Err: cause}
+}
+
+// failedCommit sorts the failures of the commit request itself. Nothing may be
+// asked of the client afterwards.
+func (t *brokerTerm) failedCommit(ctx context.Context, err error) error {
+	const what = "commit"
+	if errors.Is(err, kerr.OperationNotAttempted) {
+		return t.lost(ctx, what, err)
+	}
+	// A fence is proof that nothing was committed only if no earlier attempt
+	// can have been.
+	if isFence(err) && !t.unansweredEnd.Load() {
+		return t.lost(ctx, what, err)
+	}
+	t.end(fmt.Errorf("role %s: %w", t.role, ErrUnanswered))
+	return &OutcomeUnknownError{Role: t.role, Token: t.token, Err: err}
+}
+
+// lost ends the term after nothing was committed, and says why.
+func (t *brokerTerm) lost(ctx context.Context, what string, cause error) error {
+	if err := t.Err(); err != nil {
+		// Closed, or its time was up: the failure is a consequence.
+		return fmt.Errorf("role %s: %s: %w", t.role, what, err)
+	}
+	var err error
+	switch {
+	case isFence(cause), errors.Is(cause, kerr.OperationNotAttempted):
+		err = fmt.Errorf("role %s: %s: %w: %s: %w", t.role, what, ErrFenced, t.classify(ctx), cause)
+	case t.unanswered.Load():
+		err = fmt.Errorf("role %s: %s: %w: %w", t.role, what, ErrUnanswered, cause)
+	default:
+		err = fmt.Errorf("role %s: %s: %w", t.role, what, explain(cause))
+	}
+	t.end(err)
+	return err
+}
+
+// classify asks the coordinator what fenced the term.
+func (t *brokerTerm) classify(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, classifyTimeout)
+	defer cancel()
+	status, err := t.transport.Describe(ctx, t.role)
+	if err != nil {
+		return "the coordinator could not be asked why"
+	}
+	return classifyLoss(t.token, status)
+}
