@@ -14,6 +14,7 @@ import (
 type candidate struct {
 	*Elector
 	follower Follower
+	shared   bool // the follower outlives the campaign and its leadership
 	view     RoleView
 	offset   int64 // of the own registration, -1 before
 	term     Term  // warmed, or nil
@@ -461,7 +462,7 @@ func (c *candidate) assume(ctx, bounded context.Context, term Term, token Fencin
 	if len(gone) > 0 {
 		c.logger.Info("removed members that let their turn pass", "count", len(gone))
 	}
-	return newLeadership(c.Elector, term, c.follower, token, offset, sent), nil
+	return newLeadership(c.Elector, term, c.follower, !c.shared, token, offset, sent), nil
 }
 
 // leave takes the member out of the roster, within reason, and returns why.

@@ -208,6 +208,14 @@ func (e *Elector) occupy(ctx context.Context) (*tenancy, error) {
 	}
 }
 
+// tenant returns the present tenancy.
+func (e *Elector) tenant() *tenancy {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.tenancy
+}
+
+// wind marks a tenancy as over for its user.
 func (e *Elector) wind(t *tenancy) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -255,7 +263,6 @@ func (e *Elector) Campaign(ctx context.Context) (*Leadership, error) {
 			}
 		}
 		if l != nil {
-			l.onEnd = func() { e.wind(held) }
 			l.lead()
 		}
 	}()
@@ -434,6 +441,7 @@ func (e *Elector) elect(ctx context.Context, shared *Follower) (*Leadership, err
 
 	c := &candidate{
 		Elector:  e,
+		shared:   shared != nil,
 		yielded:  make(map[FencingToken]time.Time),
 		jitter:   rand.N(e.config.lease.ChallengeStagger() + 1),
 		offset:   -1,
@@ -447,9 +455,7 @@ func (e *Elector) elect(ctx context.Context, shared *Follower) (*Leadership, err
 	c.closeTerm()
 	if shared != nil {
 		*shared = c.follower
-	} else if l != nil {
-		l.ownFollower = true
-	} else if c.follower != nil {
+	} else if l == nil && c.follower != nil {
 		c.follower.Close()
 	}
 	return l, err

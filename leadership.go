@@ -19,9 +19,11 @@ type Leadership struct {
 	elector     *Elector
 	term        Term
 	follower    Follower
-	ownFollower bool // to be closed with the leadership
+	ownFollower bool // to be closed with the leadership: it comes from a Campaign
 	token       FencingToken
 	fence       int64 // offset of the first lease record
+	abandoned   bool  // to be resigned at once; set before lead is called
+	tenancy     *tenancy
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -29,7 +31,6 @@ type Leadership struct {
 	requests chan *commitRequest
 	resigns  chan *resignation
 	over     chan struct{} // closed when lead has returned
-	onEnd    func()        // called once, when the leadership has ended; may be nil
 
 	mu        sync.Mutex // guards what follows
 	deadline  time.Time  // with its monotonic reading
@@ -37,7 +38,6 @@ type Leadership struct {
 	expiry    *time.Timer
 	resigning bool
 	stopped   bool // no more renewals
-	abandoned bool
 }
 
 // A commitRequest is a call that waits for the goroutine that owns the term.
@@ -48,16 +48,20 @@ type commitRequest struct {
 
 type resignation struct{ done chan error } // buffered
 
-func newLeadership(e *Elector, term Term, follower Follower, token FencingToken, fence int64, sent time.Time) *Leadership {
+// newLeadership starts the clock of a leadership whose first lease was sent at an
+// instant and is committed. The follower is closed with it if it is its own.
+func newLeadership(e *Elector, term Term, follower Follower, own bool, token FencingToken, fence int64, sent time.Time) *Leadership {
 	l := &Leadership{
-		elector:  e,
-		term:     term,
-		follower: follower,
-		token:    token,
-		fence:    fence,
-		requests: make(chan *commitRequest),
-		resigns:  make(chan *resignation),
-		over:     make(chan struct{}),
+		elector:     e,
+		term:        term,
+		follower:    follower,
+		ownFollower: own,
+		token:       token,
+		fence:       fence,
+		tenancy:     e.tenant(),
+		requests:    make(chan *commitRequest),
+		resigns:     make(chan *resignation),
+		over:        make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	l.mu.Lock()
@@ -234,6 +238,10 @@ func (l *Leadership) end(cause error) {
 	if !errors.Is(cause, ErrNotHeld) {
 		cause = fmt.Errorf("%w: %w", ErrNotHeld, cause)
 	}
+	if l.ownFollower {
+		// Whoever sees the end may campaign again.
+		l.elector.wind(l.tenancy)
+	}
 	l.cancel(cause)
 	l.term.Close()
 }
@@ -255,9 +263,10 @@ func (l *Leadership) expire() {
 
 // abandon makes lead resign at once: the caller of Campaign has gone.
 func (l *Leadership) abandon() {
+	l.abandoned = true
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.abandoned, l.resigning = true, true
+	l.resigning = true
 }
 
 // stopRenewing lets the lease run out.
@@ -423,9 +432,6 @@ func (l *Leadership) finish() {
 	}
 	if l.ownFollower {
 		l.follower.Close()
-	}
-	if l.onEnd != nil {
-		l.onEnd()
 	}
 	close(l.over)
 }

@@ -312,15 +312,12 @@ func checkUserOptions(option string, opts []kgo.Opt) error {
 
 // optionChanged reports whether two clients differ in the value of an option.
 func optionChanged(a, b *kgo.Client, option any) bool {
-	return fmt.Sprint(optionValue(a, option)) != fmt.Sprint(optionValue(b, option))
-}
-
-func optionValue(client *kgo.Client, option any) any {
-	value := client.OptValue(option)
-	if versions, ok := value.(*kversion.Versions); ok && versions == nil {
-		return nil
+	x, y := a.OptValue(option), b.OptValue(option)
+	versions, ok := x.(*kversion.Versions)
+	if others, also := y.(*kversion.Versions); ok && also {
+		return versions == nil || others == nil || !versions.Equal(others)
 	}
-	return value
+	return fmt.Sprint(x) != fmt.Sprint(y)
 }
 
 // kgoLogger passes franz-go's own log lines on at Debug, its errors at Warn: they
