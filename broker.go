@@ -325,12 +325,29 @@ func (t *BrokerTransport) Describe(ctx context.Context, role Role) (LeadershipSt
 	if err := t.check(role); err != nil {
 		return LeadershipStatus{}, err
 	}
+	ctx, cancel := context.WithTimeout(ctx, t.config.requestTimeout)
+	defer cancel()
 	status, err := describe(ctx, t.kadm, role)
 	return status, t.wrap("describe", role, err)
 }
 
-// describe asks the coordinator of a role over a client.
+// describe asks the coordinator of a role over a client, and asks again while the
+// coordinator moves or starts.
 func describe(ctx context.Context, admin *kadm.Client, role Role) (LeadershipStatus, error) {
+	for attempt := 1; ; attempt++ {
+		status, err := describeOnce(ctx, admin, role)
+		if err == nil || !kerr.IsRetriable(err) {
+			return status, err
+		}
+		select {
+		case <-ctx.Done():
+			return status, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case <-time.After(retryBackoff(attempt)):
+		}
+	}
+}
+
+func describeOnce(ctx context.Context, admin *kadm.Client, role Role) (LeadershipStatus, error) {
 	described, err := admin.DescribeTransactions(ctx, role.String())
 	if err != nil {
 		return LeadershipStatus{}, err

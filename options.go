@@ -320,25 +320,17 @@ func optionChanged(a, b *kgo.Client, option any) bool {
 	return fmt.Sprint(x) != fmt.Sprint(y)
 }
 
-// kgoLogger passes franz-go's own log lines on at Debug, its errors at Warn: they
-// are about requests that the library retries.
+// kgoLogger passes franz-go's own log lines on, all of them at Debug: what they
+// lead to is logged by the library in its own words.
 type kgoLogger struct{ logger *slog.Logger }
 
 func (l kgoLogger) Level() kgo.LogLevel {
-	switch {
-	case l.logger.Enabled(context.Background(), slog.LevelDebug):
-		return kgo.LogLevelDebug
-	case l.logger.Enabled(context.Background(), slog.LevelWarn):
-		return kgo.LogLevelError
-	default:
-		return kgo.LogLevelNone
+	if l.logger.Enabled(context.Background(), slog.LevelDebug) {
+		return kgo.LogLevelInfo
 	}
+	return kgo.LogLevelNone
 }
 
-func (l kgoLogger) Log(level kgo.LogLevel, msg string, keyvals ...any) {
-	to := slog.LevelDebug
-	if level == kgo.LogLevelError {
-		to = slog.LevelWarn
-	}
-	l.logger.Log(context.Background(), to, "kafka client: "+msg, keyvals...)
+func (l kgoLogger) Log(_ kgo.LogLevel, msg string, keyvals ...any) {
+	l.logger.Debug("kafka client: "+msg, keyvals...)
 }

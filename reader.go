@@ -210,7 +210,7 @@ func (r *reader) verifyHead(log *partitionLog, fold *roleFold) {
 	fold.verifying = true
 	token := head.token
 	r.wg.Go(func() {
-		status, err := r.describeOnce(fold.role)
+		status, err := r.ask(fold.role)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		fold.verifying = false
@@ -225,7 +225,8 @@ func (r *reader) verifyHead(log *partitionLog, fold *roleFold) {
 	})
 }
 
-func (r *reader) describeOnce(role Role) (LeadershipStatus, error) {
+// ask is a describe that waits for one of a few slots, and not for long.
+func (r *reader) ask(role Role) (LeadershipStatus, error) {
 	select {
 	case r.verify <- struct{}{}:
 		defer func() { <-r.verify }()
