@@ -28,10 +28,11 @@ type BrokerTransport struct {
 
 	starting chan struct{} // held while the topic is looked up and the reader started
 
-	mu     sync.Mutex // guards reader
-	reader *reader
+	mu      sync.Mutex // guards what follows
+	reader  *reader
+	members int           // open subscriptions of members
+	empty   chan struct{} // closed while there are none
 
-	followers sync.WaitGroup // open subscriptions
 	drainOnce sync.Once
 	draining  chan struct{}
 	closeOnce sync.Once
@@ -66,7 +67,9 @@ func NewBrokerTransport(ctx context.Context, brokers []string, opts ...BrokerOpt
 		draining: make(chan struct{}),
 		closed:   make(chan struct{}),
 		ended:    make(chan struct{}),
+		empty:    make(chan struct{}),
 	}
+	close(t.empty)
 	t.base = []kgo.Opt{
 		kgo.SeedBrokers(brokers...),
 		kgo.ClientID(config.clientID),
@@ -140,21 +143,35 @@ func (t *BrokerTransport) Close() {
 // has ended, it closes the transport. It returns ctx's error if that came first.
 func (t *BrokerTransport) Shutdown(ctx context.Context) error {
 	t.drainOnce.Do(func() { close(t.draining) })
-	drained := make(chan struct{})
-	go func() {
-		// Close ends every subscription's elector, so this ends too.
-		t.followers.Wait()
-		close(drained)
-	}()
+	t.mu.Lock()
+	empty := t.empty
+	t.mu.Unlock()
 	var err error
 	select {
-	case <-drained:
+	case <-empty:
 	case <-t.closed:
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
 	t.Close()
 	return err
+}
+
+// arrived and departed count the members: Shutdown waits for them.
+func (t *BrokerTransport) arrived() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.members++; t.members == 1 {
+		t.empty = make(chan struct{})
+	}
+}
+
+func (t *BrokerTransport) departed() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.members--; t.members == 0 {
+		close(t.empty)
+	}
 }
 
 // Draining is closed when Shutdown starts.
@@ -300,11 +317,12 @@ func (t *BrokerTransport) Follow(ctx context.Context, role Role, self MemberID) 
 	if err != nil {
 		return nil, t.wrap("follow", role, err)
 	}
-	t.followers.Add(1)
 	sub, err := r.follow(role, self)
 	if err != nil {
-		t.followers.Done()
 		return nil, t.wrap("follow", role, err)
+	}
+	if self != (MemberID{}) {
+		t.arrived()
 	}
 	return sub, nil
 }

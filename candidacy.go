@@ -307,13 +307,13 @@ func turnAnchor(local RoleState, me MemberID) (time.Time, bool) {
 	return entry.RegisteredAt, ok
 }
 
-// reclaimable reports whether a member that starts anew and finds its own lease,
-// written before it registered, may take it back: enough of it must be left that
-// no standby can be about to challenge.
-func reclaimable(view RoleView, me MemberID, now, end time.Time, allowance time.Duration) bool {
+// reclaimable reports whether a member whose process began with the registration
+// at an offset, and finds its own lease older than that, may take it back: enough
+// of it must be left that no standby can be about to challenge.
+func reclaimable(view RoleView, me MemberID, began int64, now, end time.Time, allowance time.Duration) bool {
 	lease := view.State.Lease
-	return lease != nil && lease.Member == me && view.LeaseStamp != nil && view.Self != nil &&
-		view.LeaseStamp.Offset < view.Self.Offset && end.Sub(now) >= allowance
+	return lease != nil && lease.Member == me && view.LeaseStamp != nil &&
+		view.LeaseStamp.Offset < began && end.Sub(now) >= allowance
 }
 
 // classifyLoss says in words what fenced a token, from what the coordinator

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -16,8 +17,10 @@ type candidate struct {
 	follower Follower
 	shared   bool // the follower outlives the campaign and its leadership
 	view     RoleView
-	offset   int64 // of the own registration, -1 before
-	term     Term  // warmed, or nil
+	readAt   time.Time // of the last barrier
+	offset   int64     // of the own registration, -1 before
+	life     *incarnation
+	term     Term // warmed, or nil
 	warmed   sync.WaitGroup
 
 	gap     bool      // the view must prove itself fresh before turns count
@@ -30,7 +33,7 @@ type candidate struct {
 	reread     map[ending]time.Time       // since when the log is read again for it
 	stale      int                        // checks in a row that took too long
 	barren     int                        // tokens in a row that showed no lease
-	latest     FencingToken               // newest token known of the role, to count the barren ones
+	latest     FencingToken               // the last token described, to count the barren ones once
 
 	lastRank int
 	failures int // faults in a row
@@ -45,8 +48,12 @@ type ending struct {
 // run registers, waits for its turn, checks, mints, and commits the first lease.
 func (c *candidate) run(ctx context.Context) (*Leadership, error) {
 	if c.follower == nil {
-		err := c.retry(ctx, "follow the role", func() (err error) {
-			c.follower, err = c.transport.Follow(ctx, c.role, c.member)
+		err := c.retry(ctx, "follow the role", func() error {
+			follower, err := c.transport.Follow(ctx, c.role, c.member)
+			if err == nil {
+				c.follower = follower
+				c.contacted(follower)
+			}
 			return err
 		})
 		if err != nil {
@@ -88,10 +95,21 @@ func (c *candidate) step(ctx context.Context) (*Leadership, error) {
 		turn = own
 	}
 	turn = later(turn, c.yieldUntil)
-	if turn.After(now) {
-		return nil, c.await(ctx, turn)
+	if !turn.After(now) {
+		return c.challenge(ctx)
 	}
-	return c.challenge(ctx)
+	if c.view.Unstable {
+		// Renewals behind an open transaction are not pushed, and count from
+		// their first sight: look often enough to see when they stop.
+		look := c.readAt.Add(max(c.config.lease.ChallengeStagger(), 10*time.Millisecond))
+		if !look.After(now) {
+			return nil, c.readBack(ctx)
+		}
+		if look.Before(turn) {
+			turn = look
+		}
+	}
+	return nil, c.await(ctx, turn)
 }
 
 func (c *candidate) facts() localFacts {
@@ -126,36 +144,31 @@ func (c *candidate) ownTurn(local RoleState, now time.Time) (time.Time, bool) {
 		}
 		return lost.lostAt.Add(saturatingDouble(c.allowance(), lost.attempts, c.config.lease.Duration())), true
 	}
-	if slices.Contains(c.memory.minted, lease.Token) || !c.config.restartReclaim || local.Lease == nil {
+	if !c.config.restartReclaim || local.Lease == nil || c.life == nil || c.life.reclaimed.Load() {
 		return time.Time{}, false
 	}
-	if reclaimable(c.view, c.member, now, local.Lease.Deadline, c.allowance()) && c.claimOnce(false) {
+	if reclaimable(c.view, c.member, c.life.began, now, local.Lease.Deadline, c.allowance()) {
 		return now, true
 	}
 	return time.Time{}, false
 }
 
-// reclaims remembers, for the life of the process, which members have used their
-// one restart reclaim.
-var reclaims sync.Map
+// An incarnation is this process as a member of a role.
+type incarnation struct {
+	began     int64       // offset of its first registration
+	reclaimed atomic.Bool // it has used its one restart reclaim
+}
 
-type reclaimKey struct {
+type incarnationKey struct {
 	cluster string
 	role    Role
 	member  MemberID
 }
 
-// claimOnce reports whether the restart reclaim is still to be had, and uses it up
-// if asked.
-func (c *candidate) claimOnce(use bool) bool {
-	key := reclaimKey{c.view.ClusterID, c.role, c.member}
-	if use {
-		_, used := reclaims.LoadOrStore(key, struct{}{})
-		return !used
-	}
-	_, used := reclaims.Load(key)
-	return !used
-}
+// incarnations holds all of this process. It is global because what it remembers
+// has to outlive electors and transports: what is older than the process is not
+// told by them.
+var incarnations sync.Map // of *incarnation by incarnationKey
 
 // register appends a registration, at the tail, and reads it back.
 func (c *candidate) register(ctx context.Context) error {
@@ -173,10 +186,13 @@ func (c *candidate) register(ctx context.Context) error {
 func (c *candidate) readBack(ctx context.Context) error {
 	return c.retry(ctx, "read the role", func() error {
 		view, err := c.barrier(ctx)
-		if err == nil {
-			c.adopt(view)
+		if err != nil {
+			return err
 		}
-		return err
+		c.adopt(view)
+		life, _ := incarnations.LoadOrStore(incarnationKey{view.ClusterID, c.role, c.member}, &incarnation{began: c.offset})
+		c.life, _ = life.(*incarnation)
+		return nil
 	})
 }
 
@@ -195,7 +211,11 @@ func (c *candidate) rejoin(ctx context.Context) error {
 func (c *candidate) barrier(ctx context.Context) (RoleView, error) {
 	ctx, cancel := context.WithTimeout(ctx, max(c.allowance(), time.Second))
 	defer cancel()
-	return c.follower.Barrier(ctx)
+	view, err := c.follower.Barrier(ctx)
+	if err == nil {
+		c.readAt = c.now()
+	}
+	return view, err
 }
 
 // adopt takes a view, with its instants moved to the local axis. An instant that
@@ -227,16 +247,15 @@ func (c *candidate) adopt(view RoleView) {
 	if view.SignOfLife != nil {
 		view.SignOfLife.SeenAt = c.local(view.SignOfLife.SeenAt)
 	}
-	if view.State.Lease != nil && view.Newest != c.latest {
-		// The newest token did show a lease.
-		c.latest, c.barren, c.yieldUntil = view.Newest, 0, time.Time{}
+	if view.State.Lease != nil && view.Newest != c.view.Newest {
+		// A token that was waited for, or another one, did show a lease.
+		c.barren, c.yieldUntil = 0, time.Time{}
 		clear(c.yielded)
 		clear(c.reread)
 	}
 	c.view = view
 	c.update(func(s *Status) {
 		s.Leader, s.Token = view.State.holder(), view.Newest
-		s.LastContact = view.LastContact
 	})
 }
 
@@ -405,8 +424,8 @@ func (c *candidate) mint(ctx context.Context) (*Leadership, error) {
 	defer cancel()
 	if lost := c.memory.orphan; lost != nil {
 		lost.attempts++
-	} else if c.config.restartReclaim && c.view.State.holder() == c.member {
-		c.claimOnce(true)
+	} else if c.view.State.holder() == c.member {
+		c.life.reclaimed.Store(true)
 	}
 
 	token, err := term.Mint(bounded)

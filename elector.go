@@ -78,9 +78,10 @@ type Elector struct {
 	// memory outlives a campaign. It belongs to whoever holds the tenancy.
 	memory memory
 
-	mu      sync.Mutex // guards what follows
-	status  Status
-	tenancy *tenancy
+	mu       sync.Mutex // guards what follows
+	status   Status
+	tenancy  *tenancy
+	follower Follower // the present or the last one; nil at first
 }
 
 // A tenancy is one Campaign, with the leadership it yields, or one Run.
@@ -164,7 +165,19 @@ func (e *Elector) now() time.Time { return e.local(time.Now()) }
 func (e *Elector) Status() Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.status
+	status := e.status
+	status.LastContact = status.LastRenewal
+	if e.follower != nil {
+		status.LastContact = later(status.LastContact, e.follower.LastContact())
+	}
+	return status
+}
+
+// contacted notes who can tell when the cluster last answered.
+func (e *Elector) contacted(follower Follower) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.follower = follower
 }
 
 func (e *Elector) update(change func(*Status)) {

@@ -75,7 +75,7 @@ func newLeadership(e *Elector, term Term, follower Follower, own bool, token Fen
 	e.update(func(s *Status) {
 		s.Phase, s.Since = PhaseLeading, now
 		s.Leader, s.Token, s.Rank = e.member, token, 0
-		s.LastRenewal, s.LastContact, s.LastError = now, now, nil
+		s.LastRenewal, s.LastError = now, nil
 	})
 	e.logger.Info("leading", "token", token.String(), "fencing_number", fence)
 	return l
@@ -386,7 +386,7 @@ func (l *Leadership) renewed(sent time.Time) {
 	l.deadline = sent.Add(c.lease.Duration() - c.stopMargin)
 	l.mu.Unlock()
 	now := time.Now()
-	l.elector.update(func(s *Status) { s.LastRenewal, s.LastContact, s.LastError = now, now, nil })
+	l.elector.update(func(s *Status) { s.LastRenewal, s.LastError = now, nil })
 }
 
 // observe looks at the role as others see it: a lease under another token that is
@@ -397,7 +397,6 @@ func (l *Leadership) observe(view RoleView) {
 		l.end(view.Err)
 		return
 	}
-	l.elector.update(func(s *Status) { s.LastContact = view.LastContact })
 	if view.LeaseStamp == nil || view.LeaseStamp.Offset < l.fence || view.Newest == l.token {
 		return
 	}

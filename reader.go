@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -29,7 +30,7 @@ const (
 )
 
 // A reader is the one read_committed consumer of a transport. It follows the
-// partitions of the roles that have subscribers, folds what it sees, and pushes
+// partitions of the roles that it was asked about, folds what it sees, and pushes
 // views.
 type reader struct {
 	transport *BrokerTransport
@@ -54,7 +55,6 @@ type partitionLog struct {
 	partition int32
 	position  int64
 	roles     map[Role]*roleFold
-	followers int
 	problems  []Problem
 	changed   chan struct{} // closed and replaced whenever something changed
 }
@@ -136,20 +136,13 @@ func (h contactHook) OnBrokerE2E(_ kgo.BrokerMetadata, key int16, e kgo.BrokerE2
 func (r *reader) lastContact() time.Time { return r.born.Add(time.Duration(r.contact.Load())) }
 
 func (r *reader) consume() {
+	failures := 0
 	for {
 		fetches := r.consumer.PollFetches(r.ctx)
 		if r.ctx.Err() != nil || fetches.IsClientClosed() {
 			return
 		}
 		seen := time.Now()
-		fetches.EachError(func(topic string, partition int32, err error) {
-			r.transport.config.logger.Warn("reading the state topic failed; retrying",
-				"topic", topic, "partition", partition, "error", err)
-			select {
-			case r.recheck <- struct{}{}:
-			default:
-			}
-		})
 		r.mu.Lock()
 		fetches.EachPartition(func(p kgo.FetchTopicPartition) {
 			if log := r.logs[p.Partition]; log != nil && len(p.Records) > 0 {
@@ -157,6 +150,32 @@ func (r *reader) consume() {
 			}
 		})
 		r.mu.Unlock()
+		failed := fetches.Errors()
+		if len(failed) == 0 {
+			failures = 0
+			continue
+		}
+		failures++
+		r.suspect(failures, failed[0])
+		select {
+		case <-time.After(retryBackoff(failures)):
+		case <-r.ctx.Done():
+			return
+		}
+	}
+}
+
+// suspect logs the first of a row of failed reads, and has the topic looked at.
+func (r *reader) suspect(failures int, failed kgo.FetchError) {
+	level := slog.LevelDebug
+	if failures == 1 {
+		level = slog.LevelWarn
+	}
+	r.transport.config.logger.Log(r.ctx, level, "reading the state topic failed; retrying",
+		"topic", failed.Topic, "partition", failed.Partition, "error", failed.Err)
+	select {
+	case r.recheck <- struct{}{}:
+	default:
 	}
 }
 
@@ -243,7 +262,6 @@ func (r *reader) view(log *partitionLog, fold *roleFold, self MemberID) RoleView
 	view := fold.view(self)
 	view.ClusterID = r.topic.clusterID
 	view.Position = log.position
-	view.LastContact = r.lastContact()
 	view.Problems = append(slices.Clone(log.problems), fold.problems...)
 	view.Err = r.err
 	return view
@@ -316,7 +334,6 @@ func (r *reader) follow(role Role, self MemberID) (*subscription, error) {
 	sub.log = log
 	sub.fold = log.role(role)
 	sub.fold.subscribers = append(sub.fold.subscribers, sub)
-	log.followers++
 	if sub.fold.touched {
 		sub.push(r.view(log, sub.fold, self))
 		r.verifyHead(log, sub.fold)
@@ -331,12 +348,9 @@ func (r *reader) unfollow(sub *subscription) {
 	if i < 0 {
 		return
 	}
+	// The partition is read on: the next one who asks need not wait for the
+	// replay.
 	sub.fold.subscribers = slices.Delete(sub.fold.subscribers, i, i+1)
-	sub.log.followers--
-	if sub.log.followers == 0 && r.err == nil {
-		delete(r.logs, sub.log.partition)
-		r.consumer.RemoveConsumePartitions(map[string][]int32{r.topic.name: {sub.log.partition}})
-	}
 }
 
 // barrier waits until everything that was stable when it was called is folded,
@@ -573,9 +587,13 @@ func (s *subscription) Barrier(ctx context.Context) (RoleView, error) {
 func (s *subscription) Close() {
 	s.once.Do(func() {
 		s.reader.unfollow(s)
-		s.reader.transport.followers.Done()
+		if s.self != (MemberID{}) {
+			s.reader.transport.departed()
+		}
 	})
 }
+
+func (s *subscription) LastContact() time.Time { return s.reader.lastContact() }
 
 // push replaces the view that waits to be received. The reader's mu makes it the
 // only sender.

@@ -64,6 +64,10 @@ type Follower interface {
 	// prove that before ctx ends.
 	Barrier(ctx context.Context) (RoleView, error)
 
+	// LastContact is when the cluster last answered whoever feeds the views,
+	// whether or not it had anything new. It never blocks.
+	LastContact() time.Time
+
 	// Close ends the subscription. It does not wait, and may be called
 	// more than once.
 	Close()
@@ -169,9 +173,6 @@ type RoleView struct {
 
 	// Position is the offset below which everything was folded.
 	Position int64
-
-	// LastContact is when the cluster last answered this transport's reader.
-	LastContact time.Time
 
 	// Uncounted is the number of registrations beyond those in the roster.
 	Uncounted int

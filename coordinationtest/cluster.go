@@ -6,6 +6,7 @@ package coordinationtest
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"net"
 	"testing"
@@ -42,7 +43,11 @@ func NewVirtualCluster(opts ...kfake.Opt) (*Cluster, error) {
 }
 
 func newCluster(network *kfake.VirtualNetwork, opts []kfake.Opt) (*Cluster, error) {
-	fake, err := kfake.NewCluster(append([]kfake.Opt{kfake.NumBrokers(3)}, opts...)...)
+	fake, err := kfake.NewCluster(append([]kfake.Opt{
+		kfake.NumBrokers(3),
+		// Like every real cluster it has an id of its own.
+		kfake.ClusterID(rand.Text()),
+	}, opts...)...)
 	if err != nil {
 		return nil, fmt.Errorf("start an embedded cluster: %w", err)
 	}
