@@ -514,13 +514,10 @@ func TestOpenTransactionOfAnotherRoleChallengesNobody(t *testing.T) {
 
 		// A transaction in the same partition stays open, and everything after
 		// it is invisible to read_committed.
-		client, err := kgo.NewClient(
-			kgo.SeedBrokers(w.cluster.Brokers()...), kgo.Dialer(w.cluster.Dial),
+		client := w.client(
 			kgo.TransactionalID("somebody else"), kgo.TransactionTimeout(10*time.Minute),
-			kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DisableClientMetrics(),
+			kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		)
-		require.NoError(w, err)
-		defer client.Close()
 		require.NoError(w, client.BeginTransaction())
 		record := &kgo.Record{Topic: coordination.StateTopic, Partition: partition, Key: []byte("noise")}
 		require.NoError(w, client.ProduceSync(w.ctx, record).FirstErr())
@@ -595,13 +592,10 @@ func TestProduceIsAtomic(t *testing.T) {
 // values reads the committed values of a topic.
 func (w *world) values(topic string, n int) []string {
 	w.Helper()
-	client, err := kgo.NewClient(
-		kgo.SeedBrokers(w.cluster.Brokers()...), kgo.Dialer(w.cluster.Dial), kgo.DisableClientMetrics(),
+	client := w.client(
 		kgo.ConsumeTopics(topic), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
 	)
-	require.NoError(w, err)
-	defer client.Close()
 	var values []string
 	for len(values) < n {
 		fetches := client.PollFetches(w.ctx)

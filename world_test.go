@@ -2,7 +2,6 @@ package coordination_test
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,13 +26,16 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// A world is a cluster and the machines around it, in virtual time.
+// A world is a cluster and the machines around it.
 type world struct {
 	*testing.T
-	ctx     context.Context
-	cluster *coordinationtest.Cluster
-	role    coordination.Role
-	lease   coordination.LeaseConfig
+	ctx         context.Context
+	cluster     *coordinationtest.Cluster // nil on a real Kafka
+	brokers     []string
+	dial        func(ctx context.Context, network, address string) (net.Conn, error)
+	replication int16
+	role        coordination.Role
+	lease       coordination.LeaseConfig
 }
 
 // inVirtualTime runs a test in a bubble, around a cluster of three brokers. The
@@ -45,7 +47,11 @@ func inVirtualTime(t *testing.T, test func(w *world), opts ...kfake.Opt) {
 		t.Cleanup(cluster.Close)
 		lease, err := coordination.LeaseConfigFor(3 * time.Second)
 		require.NoError(t, err)
-		test(&world{T: t, ctx: t.Context(), cluster: cluster, role: coordination.MustRole("payments"), lease: lease})
+		test(&world{
+			T: t, ctx: t.Context(),
+			cluster: cluster, brokers: cluster.Brokers(), dial: cluster.Dial, replication: 3,
+			role: coordination.MustRole("payments"), lease: lease,
+		})
 	})
 }
 
@@ -58,12 +64,13 @@ type machine struct {
 
 func (w *world) machine(opts ...coordination.BrokerOption) *machine {
 	w.Helper()
-	n := &network{dial: w.cluster.Dial}
+	n := &network{dial: w.dial}
 	opts = append([]coordination.BrokerOption{
 		coordination.WithClientOptions(kgo.Dialer(n.DialContext)),
+		coordination.WithReplication(w.replication),
 		coordination.WithLogger(slog.New(slog.NewTextHandler(w.Output(), nil))),
 	}, opts...)
-	transport, err := w.cluster.NewTransport(w.ctx, opts...)
+	transport, err := coordination.NewBrokerTransport(w.ctx, w.brokers, opts...)
 	require.NoError(w, err)
 	w.Cleanup(func() {
 		n.heal()
@@ -145,7 +152,7 @@ func (w *world) await(what string, ok func() bool) {
 // view reads the role, from a machine of its own.
 func (w *world) view() coordination.RoleView {
 	w.Helper()
-	transport, err := w.cluster.NewTransport(w.ctx)
+	transport, err := coordination.NewBrokerTransport(w.ctx, w.brokers, coordination.WithClientOptions(kgo.Dialer(w.dial)))
 	require.NoError(w, err)
 	defer transport.Close()
 	view, err := transport.Read(w.ctx, w.role)
@@ -153,17 +160,21 @@ func (w *world) view() coordination.RoleView {
 	return view
 }
 
+// client makes a plain client, which the test closes.
+func (w *world) client(opts ...kgo.Opt) *kgo.Client {
+	w.Helper()
+	client, err := kgo.NewClient(append([]kgo.Opt{
+		kgo.SeedBrokers(w.brokers...), kgo.Dialer(w.dial), kgo.DisableClientMetrics(),
+	}, opts...)...)
+	require.NoError(w, err)
+	w.Cleanup(client.Close)
+	return client
+}
+
 // raw appends a record to the state topic as anybody might.
 func (w *world) raw(partition int32, key, value []byte) {
 	w.Helper()
-	client, err := kgo.NewClient(
-		kgo.SeedBrokers(w.cluster.Brokers()...),
-		kgo.Dialer(w.cluster.Dial),
-		kgo.RecordPartitioner(kgo.ManualPartitioner()),
-		kgo.DisableClientMetrics(),
-	)
-	require.NoError(w, err)
-	defer client.Close()
+	client := w.client(kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	record := &kgo.Record{Topic: coordination.StateTopic, Partition: partition, Key: key, Value: value}
 	require.NoError(w, client.ProduceSync(w.ctx, record).FirstErr())
 }
@@ -185,8 +196,8 @@ func (w *world) forge(key coordination.Key, value coordination.Record) (int32, [
 type network struct {
 	dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	mu    sync.Mutex // guards cutUntil
-	cutUp chan struct{}
+	mu    sync.Mutex // guards cutUp
+	cutUp chan struct{} // nil while the cable is whole
 }
 
 func (n *network) cut() {
@@ -259,8 +270,4 @@ func (c *cable) Read(b []byte) (int, error) {
 func (c *cable) Close() error {
 	c.once.Do(func() { close(c.closed) })
 	return c.Conn.Close()
-}
-
-func uniqueRole(prefix string) coordination.Role {
-	return coordination.MustRole(prefix + "-" + rand.Text())
 }
