@@ -196,7 +196,7 @@ func (w *world) forge(key coordination.Key, value coordination.Record) (int32, [
 type network struct {
 	dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	mu    sync.Mutex // guards cutUp
+	mu    sync.Mutex    // guards cutUp
 	cutUp chan struct{} // nil while the cable is whole
 }
 

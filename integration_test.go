@@ -1,0 +1,444 @@
+package coordination_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	coordination "github.com/krabka-io/krabka-coordination-go"
+	"github.com/krabka-io/krabka-coordination-go/coordinationtest"
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// The tests in this file run on a real Kafka. brokersEnv holds its bootstrap
+// addresses, as scripts/kafka up prints them.
+const brokersEnv = "COORDINATION_BROKERS"
+
+// onKafka runs a test on the cluster that the environment names, with a role of
+// its own and a lease of 1 s.
+func onKafka(t *testing.T, test func(w *world)) {
+	t.Helper()
+	addresses := os.Getenv(brokersEnv)
+	if addresses == "" {
+		t.Skipf("needs a real Kafka: %s=$(scripts/kafka up) go test .", brokersEnv)
+	}
+	lease, err := coordination.LeaseConfigFor(time.Second)
+	require.NoError(t, err)
+	w := &world{
+		T: t, ctx: t.Context(),
+		brokers: strings.Split(addresses, ","), dial: (&net.Dialer{}).DialContext,
+		role: coordination.MustRole("role-" + rand.Text()), lease: lease,
+	}
+	w.replication = int16(min(len(w.brokers), 3))
+	test(w)
+}
+
+func (w *world) admin() *kadm.Client { return kadm.NewClient(w.client()) }
+
+// topic creates a topic of one partition.
+func (w *world) topic() string {
+	w.Helper()
+	name := "topic-" + rand.Text()
+	_, err := w.admin().CreateTopic(w.ctx, 1, w.replication, nil, name)
+	require.NoError(w, err)
+	return name
+}
+
+// log reads everything that is committed in a partition up to now. It waits until
+// no transaction is open in it.
+func (w *world) log(topic string, partition int32) []*kgo.Record {
+	w.Helper()
+	var end int64
+	w.await("no open transaction", func() bool {
+		ends, err := w.admin().ListEndOffsets(w.ctx, topic)
+		require.NoError(w, err)
+		stable, err := w.admin().ListCommittedOffsets(w.ctx, topic)
+		require.NoError(w, err)
+		e, _ := ends.Lookup(topic, partition)
+		s, _ := stable.Lookup(topic, partition)
+		end = e.Offset
+		return e.Offset == s.Offset
+	})
+	client := w.client(
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: {partition: kgo.NewOffset().AtStart()}}),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.KeepControlRecords(),
+	)
+	var records []*kgo.Record
+	for next := int64(0); next < end; {
+		fetches := client.PollFetches(w.ctx)
+		require.NoError(w, fetches.Err())
+		fetches.EachRecord(func(r *kgo.Record) {
+			next = r.Offset + 1
+			if !r.Attrs.IsControl() {
+				records = append(records, r)
+			}
+		})
+	}
+	return records
+}
+
+// grants are the committed lease records of the role.
+func (w *world) grants() []*kgo.Record {
+	w.Helper()
+	partition, err := coordination.RolePartition(w.role, 16)
+	require.NoError(w, err)
+	key, err := coordination.EncodeKey(coordination.LeaseKey(w.role))
+	require.NoError(w, err)
+	var grants []*kgo.Record
+	for _, r := range w.log(coordination.StateTopic, partition) {
+		if bytes.Equal(r.Key, key) && r.Value != nil {
+			grants = append(grants, r)
+		}
+	}
+	return grants
+}
+
+func (w *world) decodeLease(r *kgo.Record) coordination.Lease {
+	w.Helper()
+	value, err := coordination.DecodeValue(coordination.KindLease, r.Value)
+	require.NoError(w, err)
+	lease, ok := value.(coordination.Lease)
+	require.True(w, ok)
+	return lease
+}
+
+// firstGrant is the first lease of the token that came last.
+func (w *world) firstGrant() (first, before *kgo.Record) {
+	w.Helper()
+	grants := w.grants()
+	token := w.decodeLease(grants[len(grants)-1]).Token
+	for i, r := range grants {
+		if w.decodeLease(r).Token == token {
+			require.Positive(w, i)
+			return r, grants[i-1]
+		}
+	}
+	return nil, nil
+}
+
+func TestKafkaConforms(t *testing.T) {
+	onKafka(t, func(w *world) {
+		coordinationtest.TestTransport(w.T, func(t *testing.T) coordination.Transport {
+			transport, err := coordination.NewBrokerTransport(t.Context(), w.brokers, coordination.WithReplication(w.replication))
+			require.NoError(t, err)
+			t.Cleanup(transport.Close)
+			return transport
+		})
+	})
+}
+
+func TestKafkaElectsOneOfThreeAndSurvivesItsCrash(t *testing.T) {
+	onKafka(t, func(w *world) {
+		leader, standbys := first(w, w.member("a"), w.member("b"), w.member("c"))
+		for _, m := range standbys {
+			m.await("standby", 1)
+		}
+		won := leader.await("leading", 1)
+		leader.kill()
+		next, rest := first(w, standbys...)
+		took := next.await("leading", 1)
+		require.NotEqual(w, won.Token, took.Token)
+		require.Greater(w, took.Fence, won.Fence)
+		require.Empty(w, rest[0].all("leading"))
+
+		first, before := w.firstGrant()
+		require.False(w, first.Timestamp.Before(before.Timestamp.Add(w.lease.Duration())),
+			"nobody challenges before the dead leader's lease is over")
+
+		next.leave() // hands over
+		rest[0].await("leading", 1)
+		rest[0].leave()
+		require.Nil(w, w.view().State.Lease)
+		require.Empty(w, w.view().State.Roster)
+	})
+}
+
+func TestKafkaStartIntoADeadLeadersRoleWaitsForTheRestOfItsLease(t *testing.T) {
+	onKafka(t, func(w *world) {
+		lease, err := coordination.LeaseConfigFor(6 * time.Second)
+		require.NoError(w, err)
+		w.lease = lease
+		dead := w.member("dead")
+		dead.await("leading", 1)
+		dead.kill()
+		time.Sleep(lease.Duration() / 2)
+		heir := w.member("heir")
+		heir.await("leading", 1)
+		first, before := w.firstGrant()
+		waited := first.Timestamp.Sub(before.Timestamp)
+		require.GreaterOrEqual(w, waited, lease.Duration())
+		require.Less(w, waited, lease.Duration()*3/2, "half the lease was over when the heir started")
+	})
+}
+
+func TestKafkaZombieInTheMiddleOfATransactionIsFenced(t *testing.T) {
+	onKafka(t, func(w *world) {
+		topic := w.topic()
+		writing := func(c *memberConfig) { c.Topic = topic }
+		zombie := w.member("zombie", writing)
+		zombie.await("acked", 3)
+		heir := w.member("heir", writing)
+		heir.await("standby", 1)
+
+		zombie.tell("freeze")
+		zombie.stopped()
+		heir.await("acked", 20)
+		zombie.signal(syscall.SIGCONT)
+		lost := zombie.await("lost", 1)
+		require.Contains(w, []string{"fenced", "expired"}, lost.Cause)
+		heir.kill()
+
+		w.checkLog(topic, zombie, heir)
+	})
+}
+
+func TestKafkaIdleZombieIsFenced(t *testing.T) {
+	onKafka(t, func(w *world) {
+		topic := w.topic()
+		writing := func(c *memberConfig) { c.Topic = topic }
+		zombie := w.member("zombie", writing)
+		zombie.await("acked", 3)
+		heir := w.member("heir", writing)
+		heir.await("standby", 1)
+		for round := range 3 {
+			paused, other := zombie, heir
+			if round%2 == 1 {
+				paused, other = heir, zombie
+			}
+			acked, lost := len(other.all("acked")), len(paused.all("lost"))
+			paused.signal(syscall.SIGSTOP)
+			other.await("acked", acked+10)
+			paused.signal(syscall.SIGCONT)
+			paused.await("lost", lost+1)
+			paused.await("standby", round/2+1)
+		}
+		zombie.kill()
+		heir.kill()
+		w.checkLog(topic, zombie, heir)
+	})
+}
+
+// checkLog holds what the members were told against what the log has: what was
+// acknowledged is there once, what was refused is not, and tokens never go back.
+func (w *world) checkLog(topic string, members ...*member) {
+	w.Helper()
+	count := make(map[string]int)
+	var newest coordination.FencingToken
+	for _, r := range w.log(topic, 0) {
+		count[string(r.Value)]++
+		text, _, _ := strings.Cut(string(r.Value), " ")
+		token, err := coordination.ParseFencingToken(text)
+		require.NoError(w, err)
+		require.GreaterOrEqual(w, token.Compare(newest), 0, "%s after %s", token, newest)
+		newest = token
+	}
+	acked := 0
+	for _, m := range members {
+		for _, e := range m.all("acked") {
+			acked++
+			require.Equal(w, 1, count[e.Value], "acknowledged: %s", e.Value)
+		}
+		for _, e := range m.all("refused") {
+			require.Zero(w, count[e.Value], "refused: %s: %s", e.Value, e.Error)
+		}
+	}
+	require.Positive(w, acked)
+}
+
+func TestKafkaRestartReclaimIsForThoseWhoAskForIt(t *testing.T) {
+	onKafka(t, func(w *world) {
+		lease, err := coordination.LeaseConfigFor(12 * time.Second)
+		require.NoError(w, err)
+		w.lease = lease
+		for _, reclaim := range []bool{true, false} {
+			w.role = coordination.MustRole("role-" + rand.Text())
+			before := w.member("pod-0")
+			before.await("leading", 1)
+			standby := w.member("pod-1")
+			standby.await("standby", 1)
+			before.kill()
+			after := w.member("pod-0", func(c *memberConfig) { c.Reclaim = reclaim })
+			leader, _ := first(w, after, standby)
+			granted, last := w.firstGrant()
+			early := granted.Timestamp.Before(last.Timestamp.Add(lease.Duration()))
+			if reclaim {
+				require.Equal(w, "pod-0", leader.id)
+				require.True(w, early, "the lease was not over yet")
+			} else {
+				require.Equal(w, "pod-1", leader.id, "the restarted member stands behind the standby")
+				require.False(w, early)
+			}
+			after.kill()
+			standby.kill()
+		}
+	})
+}
+
+func TestKafkaTokenIsWhatTheCoordinatorDescribes(t *testing.T) {
+	onKafka(t, func(w *world) {
+		lease, err := coordination.NewLeaseConfig(5*time.Second, 10*time.Millisecond, 500*time.Millisecond)
+		require.NoError(w, err)
+		w.lease = lease
+		m := w.machine()
+		l := w.lead(m.elector("a", coordination.WithTransactionTimeout(5*time.Second)))
+		renewals := 0
+		for last := l.Deadline(); renewals < 200; {
+			require.NoError(w, l.Err())
+			status, err := coordination.DescribeLeadership(w.ctx, m.transport, w.role)
+			require.NoError(w, err)
+			token, led := status.Token()
+			require.True(w, led)
+			require.Equal(w, l.Token(), token)
+			if now := l.Deadline(); now.After(last) {
+				last = now
+				renewals++
+			}
+		}
+		require.NoError(w, l.Resign(w.ctx))
+		status, err := coordination.DescribeLeadership(w.ctx, m.transport, w.role)
+		require.NoError(w, err)
+		require.True(w, status.Authoritative(l.Token()), "until the next mint")
+		require.GreaterOrEqual(w, len(w.grants()), 200)
+	})
+}
+
+func TestKafkaShortLeases(t *testing.T) {
+	onKafka(t, func(w *world) {
+		lease, err := coordination.LeaseConfigFor(300 * time.Millisecond)
+		require.NoError(w, err)
+		w.lease = lease
+		standby := w.member("m0")
+		standby.await("leading", 1)
+		for i := range 5 {
+			leader := standby
+			standby = w.member(fmt.Sprintf("m%d", i+1))
+			standby.await("standby", 1)
+			leader.kill()
+			standby.await("leading", 1)
+		}
+		standby.leave()
+		require.Nil(w, w.view().State.Lease)
+	})
+}
+
+func TestKafkaLeaderNoticesThatTheNetworkHasGone(t *testing.T) {
+	onKafka(t, func(w *world) {
+		a, b := w.machine(), w.machine()
+		l := w.lead(a.elector("a"))
+		standby := w.standBy(b.elector("b", coordination.WithClock(coordination.NewManualClock(time.Now().Add(-9*time.Hour)))))
+		a.network.cut()
+		<-l.Done()
+		require.ErrorIs(w, l.Err(), coordination.ErrLeaseExpired)
+		require.ErrorIs(w, l.Produce(w.ctx, &kgo.Record{Topic: "any"}), coordination.ErrNotHeld)
+		next := standby.won()
+		a.network.heal()
+		require.NoError(w, next.Check(w.ctx))
+		require.NoError(w, next.Resign(w.ctx))
+	})
+}
+
+func TestKafkaFrozenLastStableOffsetHidesNoLeader(t *testing.T) {
+	onKafka(t, func(w *world) {
+		partition, err := coordination.RolePartition(w.role, 16)
+		require.NoError(w, err)
+		a := w.machine()
+		l := w.lead(a.elector("a"))
+		standby := w.standBy(w.machine().elector("b"))
+		other := w.client(kgo.TransactionalID(rand.Text()), kgo.TransactionTimeout(time.Minute), kgo.RecordPartitioner(kgo.ManualPartitioner()))
+		require.NoError(w, other.BeginTransaction())
+		record := &kgo.Record{Topic: coordination.StateTopic, Partition: partition, Key: []byte("noise")}
+		require.NoError(w, other.ProduceSync(w.ctx, record).FirstErr())
+
+		time.Sleep(4 * w.lease.Duration())
+		require.NoError(w, l.Check(w.ctx), "the leader renews, although nobody can read that it does")
+		require.False(w, standby.over())
+		a.network.cut()
+		next := standby.won()
+		require.NotEqual(w, l.Token(), next.Token())
+		require.NoError(w, other.EndTransaction(w.ctx, kgo.TryAbort))
+		require.NoError(w, next.Resign(w.ctx))
+	})
+}
+
+// node drives the script that started the cluster.
+func (w *world) node(command string, id int32) {
+	w.Helper()
+	_, port, err := net.SplitHostPort(w.brokers[0])
+	require.NoError(w, err)
+	out, err := exec.Command("scripts/kafka", command, "-node", strconv.Itoa(int(id)), "-port", port).CombinedOutput()
+	require.NoError(w, err, "%s", out)
+}
+
+func TestKafkaLeaderOutlivesItsBrokers(t *testing.T) {
+	onKafka(t, func(w *world) {
+		if len(w.brokers) < 3 {
+			t.Skipf("needs three nodes: %s=$(scripts/kafka up -nodes 3) go test .", brokersEnv)
+		}
+		lease, err := coordination.LeaseConfigFor(30 * time.Second)
+		require.NoError(w, err)
+		w.lease = lease
+		for name, find := range map[string]func() int32{
+			"partition leader": func() int32 {
+				partition, err := coordination.RolePartition(w.role, 16)
+				require.NoError(w, err)
+				topics, err := w.admin().ListTopics(w.ctx, coordination.StateTopic)
+				require.NoError(w, err)
+				return topics[coordination.StateTopic].Partitions[partition].Leader
+			},
+			"coordinator": func() int32 {
+				status, err := coordination.DescribeLeadership(w.ctx, w.machine().transport, w.role)
+				require.NoError(w, err)
+				return status.Coordinator
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				w := *w
+				w.T = t
+				w.role = coordination.MustRole("role-" + rand.Text())
+				w.outlive(find)
+			})
+		}
+	})
+}
+
+// outlive kills a broker under a member that writes, and looks whether the member
+// goes on.
+func (w *world) outlive(find func() int32) {
+	topic := w.topic()
+	leader := w.member("leader", func(c *memberConfig) { c.Topic = topic })
+	leader.await("acked", 10)
+	standby := w.member("standby")
+	standby.await("standby", 1)
+	victim := find()
+	w.node("kill", victim)
+	w.Cleanup(func() { w.node("start", victim) })
+	acked := len(leader.all("acked"))
+	leader.await("acked", acked+50)
+	require.Empty(w, standby.all("leading"), "a stall shorter than the lease is no loss")
+
+	terms := leader.all("leading")
+	for i, lost := range leader.all("lost") {
+		require.Equal(w, "unanswered", lost.Cause, "only an attempt without an answer may end the term: %s", lost.Error)
+		require.Greater(w, len(terms), i+1, "and then the same member leads again")
+	}
+	for i, lost := range leader.all("lost") {
+		w.Logf("led again %s after the end of term %s", terms[i+1].At.Sub(lost.At), lost.Token)
+	}
+	ctx, cancel := context.WithTimeout(w.ctx, awaitPatience)
+	defer cancel()
+	w.ctx = ctx
+	leader.kill()
+	standby.kill()
+	w.checkLog(topic, leader)
+}
