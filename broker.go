@@ -79,6 +79,8 @@ func NewBrokerTransport(ctx context.Context, brokers []string, opts ...BrokerOpt
 		kgo.RequestTimeoutOverhead(min(config.requestTimeout, 10*time.Second)),
 		kgo.RetryTimeout(config.requestTimeout),
 		kgo.RetryBackoffFn(retryBackoff),
+		// What a standby asks at its turn must not wait for a connection.
+		kgo.ConnIdleTimeout(5 * time.Minute),
 		// A leader that moved is looked for at once, not after kgo's 5 s.
 		kgo.MetadataMinAge(100 * time.Millisecond),
 	}

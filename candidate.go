@@ -311,8 +311,7 @@ func (c *candidate) warm(ctx context.Context) {
 	c.warmed.Go(func() {
 		ctx, cancel := context.WithTimeout(ctx, max(lease.Duration(), time.Second))
 		defer cancel()
-		// Whether it answers does not matter yet: the check asks again.
-		_, _ = term.Describe(ctx)
+		_ = term.Warm(ctx)
 	})
 }
 
@@ -370,14 +369,11 @@ func (c *candidate) challenge(ctx context.Context) (*Leadership, error) {
 // describe asks the coordinator, retrying within the allowance.
 func (c *candidate) describe(ctx context.Context) attempt {
 	found := attempt{newest: c.view.Newest, silent: true}
-	if c.term == nil {
-		return found
-	}
 	allowance := c.allowance()
 	ctx, cancel := context.WithTimeout(ctx, allowance)
 	defer cancel()
 	for {
-		status, err := c.term.Describe(ctx)
+		status, err := c.transport.Describe(ctx, c.role)
 		if err == nil {
 			found.silent = false
 			found.state = status.State

@@ -197,6 +197,7 @@ func TestKafkaZombieInTheMiddleOfATransactionIsFenced(t *testing.T) {
 		zombie.signal(syscall.SIGCONT)
 		lost := zombie.await("lost", 1)
 		require.Contains(w, []string{"fenced", "expired"}, lost.Cause)
+		zombie.kill()
 		heir.kill()
 
 		w.checkLog(topic, zombie, heir)

@@ -45,9 +45,10 @@ type reader struct {
 	contact atomic.Int64 // of the last answer to a fetch, as time since born
 	born    time.Time
 
-	mu   sync.Mutex // guards what follows, and the logs and folds in it
-	logs map[int32]*partitionLog
-	err  error
+	mu      sync.Mutex // guards what follows, and the logs and folds in it
+	logs    map[int32]*partitionLog
+	leaders map[int32]int32 // the brokers that last answered for a partition
+	err     error
 }
 
 // A partitionLog is the fold of one partition.
@@ -73,6 +74,7 @@ func newReader(t *BrokerTransport, topic stateTopic) (*reader, error) {
 		recheck:   make(chan struct{}, 1),
 		born:      time.Now(),
 		logs:      make(map[int32]*partitionLog),
+		leaders:   make(map[int32]int32),
 	}
 	consumer, err := kgo.NewClient(t.options(
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
@@ -360,7 +362,7 @@ func (r *reader) barrier(ctx context.Context, sub *subscription) (RoleView, erro
 	defer cancel()
 	defer context.AfterFunc(r.ctx, cancel)()
 
-	stable, end, err := r.ends(ctx, sub.log.partition)
+	stable, end, err := r.ends(ctx, sub.log)
 	if err != nil {
 		return RoleView{}, err
 	}
@@ -388,30 +390,17 @@ func (r *reader) barrier(ctx context.Context, sub *subscription) (RoleView, erro
 	return view, nil
 }
 
-// ends asks for the last stable offset and the high watermark of a partition, in
-// this order of magnitude: the second is never older than the first.
-func (r *reader) ends(ctx context.Context, partition int32) (stable, end int64, err error) {
-	if stable, err = r.listOffset(ctx, partition, 1); err != nil {
-		return 0, 0, err
+// ends asks for the last stable offset and the high watermark of a partition. A
+// fetch that waits for nothing tells both at once.
+func (r *reader) ends(ctx context.Context, log *partitionLog) (stable, end int64, err error) {
+	r.mu.Lock()
+	from := log.position
+	r.mu.Unlock()
+	answer, err := r.fetch(ctx, log.partition, from, kgo.ReadCommitted())
+	if err != nil {
+		return 0, 0, fmt.Errorf("ask for the end of %s/%d: %w", r.topic.name, log.partition, explain(err))
 	}
-	end, err = r.listOffset(ctx, partition, 0)
-	return stable, max(end, stable), err
-}
-
-func (r *reader) listOffset(ctx context.Context, partition int32, isolation int8) (int64, error) {
-	response, err := listOffsetRequest(r.topic.name, partition, isolation).RequestWith(ctx, r.transport.admin)
-	if err == nil {
-		switch {
-		case len(response.Topics) != 1 || len(response.Topics[0].Partitions) != 1:
-			err = errors.New("the broker's answer names another partition")
-		default:
-			answer := response.Topics[0].Partitions[0]
-			if err = kerr.ErrorForCode(answer.ErrorCode); err == nil {
-				return answer.Offset, nil
-			}
-		}
-	}
-	return 0, fmt.Errorf("ask for the end of %s/%d: %w", r.topic.name, partition, explain(err))
+	return answer.LastStableOffset, max(answer.HighWatermark, answer.LastStableOffset), nil
 }
 
 // awaitPosition waits until the fold has reached an offset. Where the pushed
@@ -476,13 +465,8 @@ type rawTail struct {
 // rawFetch reads a partition from one offset up to another, outside the consumer.
 func (r *reader) rawFetch(ctx context.Context, partition int32, from, to int64, isolation kgo.IsolationLevel) (rawTail, error) {
 	tail := rawTail{next: from, unstable: true}
-	metadata, err := r.transport.kadm.Metadata(ctx, r.topic.name)
-	if err != nil {
-		return tail, fmt.Errorf("find the leader of %s/%d: %w", r.topic.name, partition, err)
-	}
-	leader := metadata.Topics[r.topic.name].Partitions[partition].Leader
 	for tail.next < to {
-		answer, err := r.fetchOnce(ctx, leader, partition, tail.next, isolation)
+		answer, err := r.fetch(ctx, partition, tail.next, isolation)
 		if err != nil {
 			return tail, fmt.Errorf("read %s/%d at %d: %w", r.topic.name, partition, tail.next, err)
 		}
@@ -514,7 +498,42 @@ func (r *reader) rawFetch(ctx context.Context, partition int32, from, to int64, 
 	return tail, nil
 }
 
-func (r *reader) fetchOnce(ctx context.Context, leader, partition int32, from int64, isolation kgo.IsolationLevel) (*kmsg.FetchResponseTopicPartition, error) {
+// fetch asks the leader of a partition for what it has from an offset on. It asks
+// the broker that answered last, and looks the leader up if that one fails.
+func (r *reader) fetch(ctx context.Context, partition int32, from int64, isolation kgo.IsolationLevel) (*kmsg.FetchResponseTopicPartition, error) {
+	r.mu.Lock()
+	leader, known := r.leaders[partition]
+	r.mu.Unlock()
+	if known {
+		answer, err := r.fetchFrom(ctx, leader, partition, from, isolation)
+		if err == nil {
+			return answer, nil
+		}
+		r.mu.Lock()
+		delete(r.leaders, partition)
+		r.mu.Unlock()
+		if ctx.Err() != nil {
+			return nil, err
+		}
+	}
+	metadata, err := r.transport.kadm.Metadata(ctx, r.topic.name)
+	if err != nil {
+		return nil, fmt.Errorf("find the leader: %w", err)
+	}
+	found, ok := metadata.Topics[r.topic.name].Partitions[partition]
+	if !ok || found.Leader < 0 {
+		return nil, fmt.Errorf("find the leader: %w", kerr.LeaderNotAvailable)
+	}
+	answer, err := r.fetchFrom(ctx, found.Leader, partition, from, isolation)
+	if err == nil {
+		r.mu.Lock()
+		r.leaders[partition] = found.Leader
+		r.mu.Unlock()
+	}
+	return answer, err
+}
+
+func (r *reader) fetchFrom(ctx context.Context, leader, partition int32, from int64, isolation kgo.IsolationLevel) (*kmsg.FetchResponseTopicPartition, error) {
 	part := kmsg.NewFetchRequestTopicPartition()
 	part.Partition = partition
 	part.FetchOffset = from
@@ -532,7 +551,7 @@ func (r *reader) fetchOnce(ctx context.Context, leader, partition int32, from in
 	}
 	request.Topics = append(request.Topics, topic)
 
-	answer, err := r.transport.admin.Broker(int(leader)).RetriableRequest(ctx, request)
+	answer, err := r.transport.admin.Broker(int(leader)).Request(ctx, request)
 	if err != nil {
 		return nil, err
 	}
@@ -548,7 +567,7 @@ func (r *reader) fetchOnce(ctx context.Context, leader, partition int32, from in
 	}
 	found := &response.Topics[0].Partitions[0]
 	if errors.Is(kerr.ErrorForCode(found.ErrorCode), kerr.OffsetOutOfRange) && found.LogStartOffset > from {
-		return r.fetchOnce(ctx, leader, partition, found.LogStartOffset, isolation)
+		return r.fetchFrom(ctx, leader, partition, found.LogStartOffset, isolation)
 	}
 	return found, kerr.ErrorForCode(found.ErrorCode)
 }

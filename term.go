@@ -36,7 +36,6 @@ type brokerTerm struct {
 	topic     stateTopic
 	role      Role
 	client    *kgo.Client
-	kadm      *kadm.Client
 	token     FencingToken
 
 	// unanswered is set once an attempt that may change a transaction ended
@@ -74,14 +73,11 @@ func newBrokerTerm(t *BrokerTransport, topic stateTopic, role Role, config TermC
 		kgo.RecordPartitioner(statePartitioner{topic: topic.name, user: partitioner}),
 		kgo.ProducerLinger(0),
 		kgo.RequestTimeoutOverhead(max(min(config.AttemptTimeout, t.config.requestTimeout), 100*time.Millisecond)),
-		// An idle leader's connection outlives the pause between renewals.
-		kgo.ConnIdleTimeout(5*time.Minute),
 		kgo.WithHooks(answerHook{term}),
 	)
 	if term.client, err = kgo.NewClient(opts...); err != nil {
 		return nil, invalidConfig("WithProducerOptions: %v", err)
 	}
-	term.kadm = kadm.NewClient(term.client)
 	return term, nil
 }
 
@@ -115,9 +111,14 @@ func (p statePartitioner) ForTopic(topic string) kgo.TopicPartitioner {
 	return p.user.ForTopic(topic)
 }
 
-func (t *brokerTerm) Describe(ctx context.Context) (LeadershipStatus, error) {
-	status, err := describe(ctx, t.kadm, t.role)
-	return status, t.transport.wrap("describe", t.role, err)
+// Warm asks the coordinator something, because that is the way to have kgo find it
+// and connect to it, and opens the connections of the produce requests.
+func (t *brokerTerm) Warm(ctx context.Context) error {
+	_, err := describe(ctx, kadm.NewClient(t.client), t.role)
+	if err == nil {
+		err = t.client.EnsureProduceConnectionIsOpen(ctx)
+	}
+	return t.transport.wrap("prepare a term of", t.role, err)
 }
 
 func (t *brokerTerm) Mint(ctx context.Context) (FencingToken, error) {

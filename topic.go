@@ -10,7 +10,6 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
-	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // tailBound is how long the state topic keeps what compaction may drop. Kafka's
@@ -184,21 +183,4 @@ func explain(err error) error {
 		}
 	}
 	return err
-}
-
-// listOffset asks the leader of one partition for the end of its log: the last
-// stable offset (isolation 1) or the high watermark (isolation 0).
-func listOffsetRequest(topic string, partition int32, isolation int8) *kmsg.ListOffsetsRequest {
-	request := kmsg.NewPtrListOffsetsRequest()
-	request.ReplicaID = -1
-	request.IsolationLevel = isolation
-	part := kmsg.NewListOffsetsRequestTopicPartition()
-	part.Partition = partition
-	part.Timestamp = -1 // the end
-	part.CurrentLeaderEpoch = -1
-	t := kmsg.NewListOffsetsRequestTopic()
-	t.Topic = topic
-	t.Partitions = append(t.Partitions, part)
-	request.Topics = append(request.Topics, t)
-	return request
 }

@@ -74,12 +74,12 @@ type Follower interface {
 }
 
 // A Term is the one object that can commit under an epoch. It is used in this
-// order: Describe as often as wanted, Mint once, then Commit by one goroutine,
-// then Close. Describe, Err and Close are safe at any time.
+// order: Warm if wanted, Mint once, then Commit by one goroutine, then Close.
+// Warm, Err and Close are safe at any time.
 type Term interface {
-	// Describe is [Transport].Describe over the term's own connections, so
-	// that the mint that follows finds them warm.
-	Describe(ctx context.Context) (LeadershipStatus, error)
+	// Warm opens the connections that Mint and Commit need, so that they find
+	// them open. It changes nothing, and its failure means nothing.
+	Warm(ctx context.Context) error
 
 	// Mint makes the transaction coordinator issue a new epoch for the role,
 	// which fences every earlier one. When Mint fails the epoch may have

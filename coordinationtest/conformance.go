@@ -109,6 +109,7 @@ func (s suite) term(t *testing.T, transport coordination.Transport) (coordinatio
 	})
 	require.NoError(t, err)
 	t.Cleanup(term.Close)
+	require.NoError(t, term.Warm(s.ctx))
 	token, err := term.Mint(s.ctx)
 	require.NoError(t, err)
 	require.False(t, token.IsZero())
@@ -205,6 +206,7 @@ func (s suite) viewsArePushed(t *testing.T) {
 		return len(view.State.Roster) == 21 && view.Self != nil && view.Self.Offset == last
 	}
 	s.await(t, follower, "with all members", full)
+	s.barrier(t, slow)
 	view := <-slow.Views()
 	require.True(t, full(view), "a receiver that was slow gets the newest view: %+v", view)
 }
@@ -264,7 +266,7 @@ func (s suite) tokenLasts(t *testing.T) {
 	for range 25 {
 		_, err := term.Commit(s.ctx, coordination.Batch{Lease: lease(memberA, token)})
 		require.NoError(t, err)
-		status, err := term.Describe(s.ctx)
+		status, err := transport.Describe(s.ctx, s.role)
 		require.NoError(t, err)
 		require.True(t, status.Authoritative(token), "%v", status)
 	}
@@ -314,7 +316,7 @@ func (s suite) refusedRecord(t *testing.T) {
 	require.NoError(t, err)
 	view := s.read(t, follower, offset)
 	require.Equal(t, memberA, view.State.Lease.Member, "nothing of the refused batch may be committed")
-	status, err := term.Describe(s.ctx)
+	status, err := transport.Describe(s.ctx, s.role)
 	require.NoError(t, err)
 	require.True(t, status.Authoritative(token))
 }
