@@ -258,7 +258,10 @@ func allowance(config LeaseConfig, slowest time.Duration, barren int, requestTim
 
 // saturatingDouble returns d doubled n times, limit at most.
 func saturatingDouble(d time.Duration, n int, limit time.Duration) time.Duration {
-	for ; n > 0 && d < limit; n-- {
+	for ; n > 0 && d > 0 && d < limit; n-- {
+		if d > limit/2 {
+			return limit
+		}
 		d *= 2
 	}
 	return min(d, limit)

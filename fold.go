@@ -121,18 +121,26 @@ func (f *roleFold) applyLease(stamp RecordStamp, value Record) error {
 	return nil
 }
 
-// forget bounds the remembered tokens: the oldest goes first, but never the
-// newest one that was not refuted.
+// forget bounds the remembered tokens. What was refuted goes first, and what the
+// coordinator confirmed last stays, however many forged tokens come after it.
 func (f *roleFold) forget() {
 	if len(f.slots) <= keptTokens {
 		return
 	}
+	confirmed := -1
 	for i := range f.slots {
-		if &f.slots[i] != f.head() {
-			f.slots = slices.Delete(f.slots, i, i+1)
-			return
+		if f.slots[i].trust == trustConfirmed {
+			confirmed = i
 		}
 	}
+	victim := slices.IndexFunc(f.slots, func(s leaseSlot) bool { return s.trust == trustRefuted })
+	if victim < 0 {
+		victim = 0
+		if confirmed == 0 {
+			victim = 1
+		}
+	}
+	f.slots = slices.Delete(f.slots, victim, victim+1)
 }
 
 // applyUnreadable notes a lease record that only a newer version can read, if the
