@@ -60,9 +60,6 @@ type partitionLog struct {
 	changed   chan struct{} // closed and replaced whenever something changed
 }
 
-// errReaderClosed ends the consumption; nobody but the reader sees it.
-var errReaderClosed = errors.New("reader closed")
-
 func newReader(t *BrokerTransport, topic stateTopic) (*reader, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &reader{
