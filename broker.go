@@ -297,7 +297,7 @@ func (t *BrokerTransport) findTopic(ctx context.Context, member bool) (stateTopi
 func (t *BrokerTransport) awaitTopic(ctx context.Context) (stateTopic, error) {
 	for attempt := 1; ; attempt++ {
 		topic, err := describeTopic(ctx, t.kadm, t.config.topic)
-		if err == nil && topic.partitions > 0 {
+		if err == nil && topic.partitions > 0 && topic.led {
 			return topic, nil
 		}
 		select {

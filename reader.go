@@ -495,37 +495,49 @@ func (r *reader) rawFetch(ctx context.Context, partition int32, from, to int64, 
 	return tail, nil
 }
 
-// fetch asks the leader of a partition for what it has from an offset on. It asks
-// the broker that answered last, and looks the leader up if that one fails.
+// fetch asks the leader of a partition for what it has from an offset on, and asks
+// again, while leaders move, until ctx ends.
 func (r *reader) fetch(ctx context.Context, partition int32, from int64, isolation kgo.IsolationLevel) (*kmsg.FetchResponseTopicPartition, error) {
-	r.mu.Lock()
-	leader, known := r.leaders[partition]
-	r.mu.Unlock()
-	if known {
-		answer, err := r.fetchFrom(ctx, leader, partition, from, isolation)
+	for attempt := 1; ; attempt++ {
+		answer, err := r.fetchOnce(ctx, partition, from, isolation)
 		if err == nil {
 			return answer, nil
 		}
-		r.mu.Lock()
-		delete(r.leaders, partition)
-		r.mu.Unlock()
-		if ctx.Err() != nil {
+		if err = explain(err); permanent(err) || errors.Is(err, kgo.ErrClientClosed) {
 			return nil, err
 		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
+		case <-time.After(retryBackoff(attempt)):
+		}
 	}
-	metadata, err := r.transport.kadm.Metadata(ctx, r.topic.name)
-	if err != nil {
-		return nil, fmt.Errorf("find the leader: %w", err)
+}
+
+// fetchOnce asks the broker that answered last, and looks the leader up if there is
+// none.
+func (r *reader) fetchOnce(ctx context.Context, partition int32, from int64, isolation kgo.IsolationLevel) (*kmsg.FetchResponseTopicPartition, error) {
+	r.mu.Lock()
+	leader, known := r.leaders[partition]
+	r.mu.Unlock()
+	if !known {
+		metadata, err := r.transport.kadm.Metadata(ctx, r.topic.name)
+		if err != nil {
+			return nil, fmt.Errorf("find the leader: %w", err)
+		}
+		found, ok := metadata.Topics[r.topic.name].Partitions[partition]
+		if !ok || found.Leader < 0 {
+			return nil, fmt.Errorf("find the leader: %w", kerr.LeaderNotAvailable)
+		}
+		leader = found.Leader
 	}
-	found, ok := metadata.Topics[r.topic.name].Partitions[partition]
-	if !ok || found.Leader < 0 {
-		return nil, fmt.Errorf("find the leader: %w", kerr.LeaderNotAvailable)
-	}
-	answer, err := r.fetchFrom(ctx, found.Leader, partition, from, isolation)
+	answer, err := r.fetchFrom(ctx, leader, partition, from, isolation)
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if err == nil {
-		r.mu.Lock()
-		r.leaders[partition] = found.Leader
-		r.mu.Unlock()
+		r.leaders[partition] = leader
+	} else {
+		delete(r.leaders, partition)
 	}
 	return answer, err
 }

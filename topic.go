@@ -23,6 +23,7 @@ type stateTopic struct {
 	id         kadm.TopicID
 	partitions int32
 	clusterID  string
+	led        bool // every partition has a leader
 }
 
 // topicConfigs are the settings of a state topic that is created here.
@@ -66,12 +67,17 @@ func describeTopic(ctx context.Context, admin *kadm.Client, name string) (stateT
 	if detail.Err != nil {
 		return stateTopic{}, fmt.Errorf("look up topic %s: %w", name, explain(detail.Err))
 	}
-	return stateTopic{
+	topic := stateTopic{
 		name:       name,
 		id:         detail.ID,
 		partitions: int32(len(detail.Partitions)),
 		clusterID:  metadata.Cluster,
-	}, nil
+		led:        true,
+	}
+	for _, partition := range detail.Partitions {
+		topic.led = topic.led && partition.Leader >= 0
+	}
+	return topic, nil
 }
 
 // createTopic creates the state topic. Another member that was faster is no
