@@ -536,6 +536,27 @@ func TestOpenTransactionOfAnotherRoleChallengesNobody(t *testing.T) {
 	})
 }
 
+func TestMovesOfLeaderAndCoordinatorAreNoLoss(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		partition, err := coordination.RolePartition(w.role, 16)
+		require.NoError(w, err)
+		l := w.lead(w.machine().elector("a"))
+		standby := w.standBy(w.machine().elector("b"))
+		for i := range 30 {
+			require.NoError(w, w.cluster.Fake().MoveTopicPartition(coordination.StateTopic, partition, int32(i%3)))
+			w.cluster.Fake().RehashCoordinators()
+			time.Sleep(w.lease.RenewInterval())
+			require.NoError(w, l.Err())
+			require.False(w, standby.over())
+		}
+		began := time.Now()
+		require.NoError(w, l.Resign(w.ctx))
+		next := standby.won()
+		require.Less(w, standby.at.Sub(began), w.lease.ChallengeStagger(), "the reader has followed")
+		require.NoError(w, next.Resign(w.ctx))
+	})
+}
+
 func TestTopicThatChangesEndsLeadershipAndCampaign(t *testing.T) {
 	for name, change := range map[string]func(w *world){
 		"recreated": func(w *world) {
