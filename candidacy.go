@@ -23,6 +23,11 @@ const (
 	// the member that let it pass is taken for dead.
 	pruneGrace = 5 * time.Second
 
+	// minCheckBudget and minAllowance are what a check and a mint get where the
+	// stagger is next to nothing.
+	minCheckBudget = 10 * time.Millisecond
+	minAllowance   = 50 * time.Millisecond
+
 	// maxPruned bounds the tombstones in the transaction of a first lease.
 	maxPruned = 256
 )
@@ -244,15 +249,15 @@ func judge(a attempt) verdict {
 // mint before the check is stale. Checks that were stale before double it, so
 // that a slow cluster gets its turn in the end.
 func checkBudget(stagger time.Duration, staleBefore int) time.Duration {
-	return saturatingDouble(stagger/4, staleBefore, time.Hour)
+	return saturatingDouble(max(stagger/4, minCheckBudget), staleBefore, time.Hour)
 }
 
-// allowance is how long a mint and a first commit may take: at least the stagger,
-// at least the slowest seen lately, doubled for each token in a row that showed
+// allowance is how long a mint and a first commit may take: at least the stagger, or
+// a moment where there is none, at least the slowest seen lately, doubled for each token in a row that showed
 // no lease. Without it a slow coordinator makes candidates fence each other for
 // ever.
 func allowance(config LeaseConfig, slowest time.Duration, barren int, requestTimeout time.Duration) time.Duration {
-	base := max(config.ChallengeStagger(), slowest)
+	base := max(config.ChallengeStagger(), minAllowance, slowest)
 	return saturatingDouble(base, barren, max(config.Duration(), requestTimeout))
 }
 

@@ -240,7 +240,10 @@ func TestBudgetsAndAllowances(t *testing.T) {
 	require.Equal(t, 250*time.Millisecond, checkBudget(time.Second, 0))
 	require.Equal(t, time.Second, checkBudget(time.Second, 2))
 	require.Equal(t, time.Hour, checkBudget(time.Second, 1000))
-	require.Zero(t, checkBudget(0, 5))
+	require.Equal(t, minCheckBudget, checkBudget(0, 0), "also without a stagger there is time to check")
+	bare, err := NewLeaseConfig(time.Second, 300*time.Millisecond, 0)
+	require.NoError(t, err)
+	require.Equal(t, minAllowance, allowance(bare, 0, 0, time.Second))
 
 	config := DefaultLeaseConfig()
 	for _, c := range []struct {

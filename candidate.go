@@ -358,6 +358,9 @@ func (c *candidate) challenge(ctx context.Context) (*Leadership, error) {
 		c.logger.Info("another member is taking over; waiting for its lease", "token", found.described.String(), "state", found.state, "wait", wait)
 		return nil, nil
 	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	if c.now().Sub(began) > checkBudget(c.config.lease.ChallengeStagger(), c.stale) {
 		c.stale++
 		return nil, nil

@@ -157,7 +157,7 @@ type electorConfig struct {
 	lease              LeaseConfig
 	stopMargin         time.Duration // 0: a tenth of the lease
 	drainTimeout       time.Duration // 0: one lease
-	transactionTimeout time.Duration // 0: one renew interval
+	transactionTimeout time.Duration // 0: one renew interval, a minute at most
 	maxExtent          time.Duration
 	restartReclaim     bool
 	pruning            bool
@@ -197,8 +197,8 @@ func WithDrainTimeout(timeout time.Duration) ElectorOption {
 }
 
 // WithTransactionTimeout sets after what time the coordinator aborts a
-// transaction that a leader left open. The default is one renew interval. Until
-// then an open transaction of a dead leader hides newer records of other roles
+// transaction that a leader left open. The default is one renew interval, and a
+// minute at most. Until then an open transaction of a dead leader hides newer records of other roles
 // from their members.
 func WithTransactionTimeout(timeout time.Duration) ElectorOption {
 	return electorOption(func(c *electorConfig) { c.transactionTimeout = timeout })
@@ -251,7 +251,7 @@ func (c electorConfig) resolve() (electorConfig, error) {
 		c.drainTimeout = c.lease.Duration()
 	}
 	if c.transactionTimeout == 0 {
-		c.transactionTimeout = max(c.lease.RenewInterval(), time.Millisecond)
+		c.transactionTimeout = min(max(c.lease.RenewInterval(), time.Millisecond), time.Minute)
 	}
 	switch slack := c.lease.Duration() - c.lease.RenewInterval(); {
 	case c.stopMargin < 0 || c.stopMargin >= slack:
