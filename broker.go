@@ -359,10 +359,8 @@ func describe(ctx context.Context, admin *kadm.Client, role Role) (LeadershipSta
 		if err == nil || !kerr.IsRetriable(err) {
 			return status, err
 		}
-		select {
-		case <-ctx.Done():
-			return status, fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-time.After(retryBackoff(attempt)):
+		if wait := sleep(ctx, retryBackoff(attempt)); wait != nil {
+			return status, fmt.Errorf("%w: %w", wait, err)
 		}
 	}
 }
@@ -393,6 +391,31 @@ func describeOnce(ctx context.Context, admin *kadm.Client, role Role) (Leadershi
 		status.StartedAt = time.UnixMilli(txn.StartTimestamp).UTC()
 	}
 	return status, nil
+}
+
+// CommittedOffsets implements [Transport].
+func (t *BrokerTransport) CommittedOffsets(ctx context.Context, group string) (kadm.OffsetResponses, error) {
+	select {
+	case <-t.closed:
+		return nil, ErrClosed
+	default:
+	}
+	ctx, cancel := context.WithTimeout(ctx, t.config.requestTimeout)
+	defer cancel()
+	for attempt := 1; ; attempt++ {
+		offsets, err := t.kadm.FetchOffsets(kadm.RequireStable(ctx), group)
+		switch {
+		case err == nil:
+			return offsets, nil
+		case errors.Is(err, kerr.GroupIDNotFound):
+			return kadm.OffsetResponses{}, nil // it has not committed anything yet
+		case !kerr.IsRetriable(err):
+			return nil, fmt.Errorf("read the offsets of group %s: %w", group, explain(err))
+		}
+		if wait := sleep(ctx, retryBackoff(attempt)); wait != nil {
+			return nil, fmt.Errorf("read the offsets of group %s: %w: %w", group, wait, err)
+		}
+	}
 }
 
 // Register implements [Transport].

@@ -349,7 +349,7 @@ func (c *candidate) challenge(ctx context.Context) (*Leadership, error) {
 	switch verdict := judge(found); verdict {
 	case verdictReread:
 		c.logger.Debug("the newest epoch is ending a transaction; reading again", "token", found.described.String(), "state", found.state)
-		return nil, c.sleep(ctx, 2*time.Millisecond)
+		return nil, sleep(ctx, 2*time.Millisecond)
 	case verdictYield:
 		rank := c.rank(local)
 		wait := c.allowance() + c.config.lease.ChallengeDelay(rank)
@@ -383,7 +383,7 @@ func (c *candidate) describe(ctx context.Context) attempt {
 			found.described, _ = status.Token()
 			break
 		}
-		if c.sleep(ctx, 10*time.Millisecond) != nil {
+		if sleep(ctx, 10*time.Millisecond) != nil {
 			return found
 		}
 	}
@@ -414,7 +414,7 @@ func (c *candidate) describe(ctx context.Context) attempt {
 // if ctx ends: with a tombstone in place of the lease.
 func (c *candidate) mint(ctx context.Context) (*Leadership, error) {
 	if c.term == nil {
-		return nil, c.sleep(ctx, 50*time.Millisecond)
+		return nil, sleep(ctx, 50*time.Millisecond)
 	}
 	term := c.term
 	c.term = nil
@@ -554,7 +554,7 @@ func (c *candidate) pause(ctx context.Context, what string, err error) error {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	c.note(what, err)
-	return c.sleep(ctx, saturatingDouble(20*time.Millisecond, c.failures-1, time.Second))
+	return sleep(ctx, saturatingDouble(20*time.Millisecond, c.failures-1, time.Second))
 }
 
 // note logs a fault, the first of a row as a warning, and shows it in Status.
@@ -569,15 +569,4 @@ func (c *candidate) note(what string, err error) {
 func (c *candidate) settled() {
 	c.failures = 0
 	c.update(func(s *Status) { s.LastError = nil })
-}
-
-func (c *candidate) sleep(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
-	}
 }

@@ -1,6 +1,7 @@
 package coordination
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -109,6 +110,32 @@ type OutcomeUnknownError struct {
 
 	// Err is what the client last saw.
 	Err error
+
+	settle func(context.Context) (bool, error)
+}
+
+// NewOutcomeUnknownError is for implementations of [Transport]. settle is what
+// Resolve calls.
+func NewOutcomeUnknownError(role Role, token FencingToken, err error, settle func(context.Context) (bool, error)) *OutcomeUnknownError {
+	return &OutcomeUnknownError{Role: role, Token: token, Err: err, settle: settle}
+}
+
+// Resolve finds out whether the transaction was committed. It asks the transaction
+// coordinator, tells it again to commit where it still can, and otherwise reads the
+// log. It blocks until the answer is certain or ctx ends, and uses the transport of
+// the leadership, which must be open. It may be called more than once, by anybody.
+//
+// It fails with ctx's cause, with [ErrClosed], or where the log can no longer tell,
+// because compaction or retention may have removed the records.
+func (e *OutcomeUnknownError) Resolve(ctx context.Context) (committed bool, err error) {
+	if e.settle == nil {
+		return false, fmt.Errorf("role %s: token %s: the transport cannot tell", e.Role, e.Token)
+	}
+	committed, err = e.settle(ctx)
+	if err != nil {
+		return false, fmt.Errorf("role %s: token %s: resolve the commit: %w", e.Role, e.Token, err)
+	}
+	return committed, nil
 }
 
 func (e *OutcomeUnknownError) Error() string {

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"slices"
 	"time"
 
 	coordination "github.com/krabka-io/krabka-coordination-go"
 	"github.com/krabka-io/krabka-coordination-go/coordinationtest"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -160,6 +162,107 @@ func ExampleDescribeLeadership() {
 	// Output:
 	// somebody led it: false
 	// the leader is authoritative: true
+}
+
+// A follower rebuilds its state from what leaders wrote, and knows who wrote it.
+func ExampleRecordToken() {
+	cluster, transport := embedded()
+	defer cluster.Close()
+	defer transport.Close()
+	if err := cluster.Fake().CreateTopic("settings", 1, nil); err != nil {
+		log.Fatal(err)
+	}
+	var terms []coordination.FencingToken
+	for i, name := range []string{"first", "second"} {
+		elector, err := coordination.NewElector(transport, coordination.MustRole("settings-writer"), coordination.MustMemberID(name), quiet)
+		if err != nil {
+			log.Fatal(err)
+		}
+		l, err := elector.Campaign(context.Background())
+		if err != nil {
+			log.Fatal(err)
+		}
+		terms = append(terms, l.Token())
+		r := &kgo.Record{Topic: "settings", Key: []byte("limit"), Value: []byte(fmt.Sprint(100 * (i + 1)))}
+		if err := l.Produce(context.Background(), r); err != nil {
+			log.Fatal(err)
+		}
+		if err := l.Resign(context.Background()); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	follower, err := kgo.NewClient(
+		kgo.SeedBrokers(cluster.Brokers()...),
+		kgo.ConsumeTopics("settings"),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()), // what was aborted is not state
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer follower.Close()
+	state := make(map[string]string)
+	for read := 0; read < 2; {
+		follower.PollFetches(context.Background()).EachRecord(func(r *kgo.Record) {
+			token, guarded := coordination.RecordToken(r)
+			fmt.Println(string(r.Key), string(r.Value), "by term", slices.Index(terms, token)+1, guarded)
+			state[string(r.Key)] = string(r.Value)
+			read++
+		})
+	}
+	fmt.Println(state)
+	// Output:
+	// limit 100 by term 1 true
+	// limit 200 by term 2 true
+	// map[limit:200]
+}
+
+// Offsets that a consumer group has read up to are committed with what was made of
+// them, or not at all.
+func ExampleLeadership_Transact() {
+	cluster, transport := embedded()
+	defer cluster.Close()
+	defer transport.Close()
+	if err := errors.Join(cluster.Fake().CreateTopic("orders", 1, nil), cluster.Fake().CreateTopic("ledger", 1, nil)); err != nil {
+		log.Fatal(err)
+	}
+	elector, err := coordination.NewElector(transport, coordination.MustRole("ledger-writer"), coordination.MustMemberID("a"), quiet)
+	if err != nil {
+		log.Fatal(err)
+	}
+	l, err := elector.Campaign(context.Background())
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = l.Transact(context.Background(), func(_ context.Context, tx *coordination.Tx) error {
+		read := make(kadm.Offsets)
+		read.AddOffset("orders", 0, 42, -1)
+		if err := tx.CommitOffsets("ledger-writer", read); err != nil {
+			return err
+		}
+		return tx.Produce(&kgo.Record{Topic: "ledger", Value: []byte("+100")})
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	offsets, err := l.CommittedOffsets(context.Background(), "ledger-writer")
+	if err != nil {
+		log.Fatal(err)
+	}
+	at, _ := offsets.Lookup("orders", 0)
+	fmt.Println("go on at", at.At)
+	fmt.Println(l.Resign(context.Background()))
+	// Output:
+	// go on at 42
+	// <nil>
+}
+
+// A service that remembers the greatest fencing number it has seen.
+func ExampleGate() {
+	var gate coordination.Gate
+	fmt.Println(gate.Admit(12), gate.Admit(12), gate.Admit(40), gate.Admit(12))
+	// Output: true true true false
 }
 
 // A member that is not the leader waits as the rule says.

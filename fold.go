@@ -278,10 +278,7 @@ func stampOf(record *kgo.Record, seen time.Time) RecordStamp {
 		LeaderEpoch:   record.LeaderEpoch,
 		SeenAt:        seen,
 	}
-	if record.Attrs.IsTransactional() {
-		// A batch with a negative id or epoch carries no token.
-		stamp.Token, _ = NewFencingToken(record.ProducerID, record.ProducerEpoch)
-	}
+	stamp.Token, _ = RecordToken(record)
 	return stamp
 }
 

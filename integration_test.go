@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // The tests in this file run on a real Kafka. brokersEnv holds its bootstrap
@@ -185,7 +187,7 @@ func TestKafkaStartIntoADeadLeadersRoleWaitsForTheRestOfItsLease(t *testing.T) {
 func TestKafkaZombieInTheMiddleOfATransactionIsFenced(t *testing.T) {
 	onKafka(t, func(w *world) {
 		topic := w.topic()
-		writing := func(c *memberConfig) { c.Topic = topic }
+		writing := func(c *memberConfig) { c.Topic, c.Writers = topic, 1 }
 		zombie := w.member("zombie", writing)
 		zombie.await("acked", 3)
 		heir := w.member("heir", writing)
@@ -207,7 +209,7 @@ func TestKafkaZombieInTheMiddleOfATransactionIsFenced(t *testing.T) {
 func TestKafkaIdleZombieIsFenced(t *testing.T) {
 	onKafka(t, func(w *world) {
 		topic := w.topic()
-		writing := func(c *memberConfig) { c.Topic = topic }
+		writing := func(c *memberConfig) { c.Topic, c.Writers = topic, 1 }
 		zombie := w.member("zombie", writing)
 		zombie.await("acked", 3)
 		heir := w.member("heir", writing)
@@ -228,6 +230,93 @@ func TestKafkaIdleZombieIsFenced(t *testing.T) {
 		heir.kill()
 		w.checkLog(topic, zombie, heir)
 	})
+}
+
+func TestKafkaManyWritersUnderKillAndPause(t *testing.T) {
+	onKafka(t, func(w *world) {
+		topic := w.topic()
+		writing := func(c *memberConfig) { c.Topic, c.Writers = topic, 100 }
+		standby := w.member("m0", writing)
+		standby.await("acked", 1)
+		members := []*member{standby}
+		for i := range 6 {
+			leader := standby
+			standby = w.member(fmt.Sprintf("m%d", i+1), writing)
+			members = append(members, standby)
+			standby.await("standby", 1)
+			leader.await("acked", len(leader.all("acked"))+200)
+			if i%2 == 0 {
+				leader.kill()
+			} else {
+				leader.signal(syscall.SIGSTOP)
+			}
+			standby.await("acked", 200)
+			if i%2 == 1 {
+				leader.signal(syscall.SIGCONT)
+				leader.await("lost", 1)
+				leader.kill()
+			}
+		}
+		standby.kill()
+		w.checkLog(topic, members...)
+	})
+}
+
+func TestKafkaUnknownOutcomeIsResolved(t *testing.T) {
+	for name, c := range map[string]struct {
+		lost      bool // the commit request; otherwise it is the answer
+		successor bool // leads before the outcome is resolved
+		want      bool
+	}{
+		"the answer is lost":                         {false, false, true},
+		"the answer is lost, and another leads":      {false, true, true},
+		"the request is lost, and another leads":     {true, true, false},
+		"the request is lost, and it is asked again": {true, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onKafka(t, func(w *world) {
+				topic := w.topic()
+				a := w.machine()
+				l := w.lead(a.elector("a", coordination.WithTransactionTimeout(time.Minute)))
+				entry := func(value string) *kgo.Record { return &kgo.Record{Topic: topic, Value: []byte(value)} }
+				require.NoError(w, l.Produce(w.ctx, entry("before")))
+				var once sync.Once
+				a.network.watch(func(key int16) bool {
+					pass := true
+					if key == int16(kmsg.EndTxn) {
+						once.Do(func() {
+							a.network.cut() // nothing comes back any more
+							pass = !c.lost
+						})
+					}
+					return pass
+				})
+				err := l.Produce(w.ctx, entry("unknown"))
+				var unknown *coordination.OutcomeUnknownError
+				require.ErrorAs(w, err, &unknown)
+				require.ErrorIs(w, l.Err(), coordination.ErrNotHeld)
+				if c.successor {
+					next := w.lead(w.machine().elector("b"))
+					defer func() { require.NoError(w, next.Resign(w.ctx)) }()
+				}
+				a.network.heal()
+				committed, err := unknown.Resolve(w.ctx)
+				require.NoError(w, err)
+				require.Equal(w, c.want, committed)
+				present := 0
+				for _, r := range w.log(topic, 0) {
+					if string(r.Value) == "unknown" {
+						present++
+					}
+				}
+				if c.want {
+					require.Equal(w, 1, present)
+				} else {
+					require.Zero(w, present)
+				}
+			})
+		})
+	}
 }
 
 // checkLog holds what the members were told against what the log has: what was
@@ -417,7 +506,7 @@ func TestKafkaLeaderOutlivesItsBrokers(t *testing.T) {
 // goes on.
 func (w *world) outlive(find func() int32) {
 	topic := w.topic()
-	leader := w.member("leader", func(c *memberConfig) { c.Topic = topic })
+	leader := w.member("leader", func(c *memberConfig) { c.Topic, c.Writers = topic, 1 })
 	leader.await("acked", 10)
 	standby := w.member("standby")
 	standby.await("standby", 1)

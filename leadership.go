@@ -1,10 +1,11 @@
 package coordination
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -24,29 +25,29 @@ type Leadership struct {
 	fence       int64 // offset of the first lease record
 	abandoned   bool  // to be resigned at once; set before lead is called
 	tenancy     *tenancy
+	records     []*kgo.Record // of one transaction; lead's own, used again
+	more        []*kgo.Record // likewise
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	requests chan *commitRequest
+	queue    *queue
+	promises promises
 	resigns  chan *resignation
 	over     chan struct{} // closed when lead has returned
 
-	mu        sync.Mutex // guards what follows
-	deadline  time.Time  // with its monotonic reading
-	sent      time.Time  // when the last committed lease was sent
+	deadline  atomic.Int64 // when it ends unless renewed, as time since the elector was born
+	resigning atomic.Bool
+	stopped   atomic.Bool // no more renewals
 	expiry    *time.Timer
-	resigning bool
-	stopped   bool // no more renewals
+	sent      time.Time // when the last committed lease was sent; lead's own
 }
 
-// A commitRequest is a call that waits for the goroutine that owns the term.
-type commitRequest struct {
-	records []*kgo.Record
-	done    chan error // buffered
+// A resignation is asked of the goroutine that owns the term.
+type resignation struct {
+	ctx  context.Context
+	done chan error // buffered
 }
-
-type resignation struct{ done chan error } // buffered
 
 // newLeadership starts the clock of a leadership whose first lease was sent at an
 // instant and is committed. The follower is closed with it if it is its own.
@@ -59,17 +60,16 @@ func newLeadership(e *Elector, term Term, follower Follower, own bool, token Fen
 		token:       token,
 		fence:       fence,
 		tenancy:     e.tenant(),
-		requests:    make(chan *commitRequest),
+		queue:       newQueue(e.config.maxBuffered),
 		resigns:     make(chan *resignation),
 		over:        make(chan struct{}),
 	}
+	l.promises.queue = l.queue
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
-	l.mu.Lock()
-	l.sent = sent
-	l.deadline = sent.Add(e.config.lease.Duration() - e.config.stopMargin)
+	l.renewedAt(sent)
 	// The end of the lease does not wait for the goroutine that commits.
-	l.expiry = time.AfterFunc(time.Until(l.deadline), l.expire)
-	l.mu.Unlock()
+	l.expiry = time.AfterFunc(time.Hour, l.expire)
+	l.expiry.Reset(time.Until(l.Deadline()))
 
 	now := time.Now()
 	e.update(func(s *Status) {
@@ -102,9 +102,7 @@ func (l *Leadership) FencingNumber() int64 { return l.fence }
 // carries a monotonic clock reading, so that [time.Until] is right whatever
 // happens to the wall clock.
 func (l *Leadership) Deadline() time.Time {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.deadline
+	return l.elector.born.Add(time.Duration(l.deadline.Load()))
 }
 
 // Context returns a context that ends with the leadership. Its cause is Err.
@@ -122,19 +120,17 @@ func (l *Leadership) Err() error { return context.Cause(l.ctx) }
 // held returns nil while the role is held. It looks at the clock itself: after a
 // pause of the process the timer may not have fired yet.
 func (l *Leadership) held() error {
-	if err := l.Err(); err != nil {
-		return err
+	if !l.expired() {
+		if l.resigning.Load() {
+			return cmp.Or(l.Err(), l.because(ErrResigned))
+		}
+		select {
+		case <-l.ctx.Done():
+		default:
+			return nil
+		}
 	}
-	l.expire()
-	if err := l.Err(); err != nil {
-		return err
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.resigning {
-		return l.because(ErrResigned)
-	}
-	return nil
+	return l.Err()
 }
 
 // Check asks the transaction coordinator whether the token is still the newest
@@ -156,39 +152,103 @@ func (l *Leadership) Check(ctx context.Context) error {
 }
 
 // Produce writes records in one transaction under the leadership's token and
-// returns when it is committed: all of them are in the log, or none. Topic,
-// partition and offset are filled in. It blocks until then, but not past the end of
-// the leadership. The records must not be touched until it returns.
+// returns when it is committed: all of them are in the log, or none. Calls that are
+// made at the same time share a transaction. Topic, partition and offset are filled
+// in. It blocks until then, but not past the end of the leadership. The records must
+// not be touched until it returns, and after an unknown outcome never again.
 //
 // nil: committed. [ErrNotHeld]: nothing was committed, the leadership is over.
-// [*RejectedError]: a record was refused, nothing was committed, the leadership
-// goes on. [*OutcomeUnknownError]: the cluster never answered whether it committed;
-// the leadership is over. ctx's cause: ctx ended while the call was queued, nothing
-// was committed. Order holds between calls that are made one after the other.
+// [*RejectedError]: a record was refused, nothing of this call was committed, the
+// leadership goes on. [*OutcomeUnknownError]: the cluster never answered whether it
+// committed; the leadership is over. ctx's cause: ctx ended while the call was
+// queued, nothing was committed. After any other error nothing was committed and the
+// leadership goes on. Order holds within a call, and between calls that are made one
+// after the other.
 func (l *Leadership) Produce(ctx context.Context, records ...*kgo.Record) error {
+	c, err := l.enqueue(ctx, records, nil)
+	if err != errQueued {
+		return err
+	}
+	if ctx.Done() == nil {
+		<-c.done
+		return c.err
+	}
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		if l.queue.withdraw(c) {
+			return context.Cause(ctx)
+		}
+		<-c.done
+	}
+	return c.err
+}
+
+// ProduceAsync is [Leadership.Produce] without the wait: promise is called with its
+// result, once, and may be nil. Promises run one after the other, in the order in
+// which calls settle, on a goroutine of their own; they may take their time, but what
+// they were called for counts as buffered until they return. Records of calls made
+// one after the other are committed in that order. ProduceAsync blocks while the
+// buffer is full, see [WithMaxBuffered]. Where the call cannot be queued the promise
+// is called before it returns.
+func (l *Leadership) ProduceAsync(ctx context.Context, promise func([]*kgo.Record, error), records ...*kgo.Record) {
+	if promise == nil {
+		promise = func([]*kgo.Record, error) {}
+	}
+	if _, err := l.enqueue(ctx, records, promise); err != errQueued {
+		promise(records, err)
+	}
+}
+
+// errQueued says that the result of a call is yet to come.
+var errQueued = errors.New("queued")
+
+// enqueue checks a call and queues it. It returns errQueued, or the call's result
+// where there is nothing to wait for.
+func (l *Leadership) enqueue(ctx context.Context, records []*kgo.Record, promise func([]*kgo.Record, error)) (*call, error) {
+	if err := checkRecords(records); err != nil {
+		return nil, err
+	}
+	if err := l.refuseWithin(ctx); err != nil {
+		return nil, err
+	}
+	if err := l.held(); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if len(records) == 0 {
+		return nil, nil
+	}
+	c := newCall(records)
+	if c.promise = promise; promise != nil && ctx.Done() != nil {
+		c.stop = context.AfterFunc(ctx, func() {
+			if l.queue.withdraw(c) {
+				c.err = context.Cause(ctx)
+				l.promises.add(c)
+			}
+		})
+	}
+	switch err := l.queue.add(ctx, c); {
+	case err == nil, errors.Is(err, errWithdrawn):
+		return c, errQueued
+	case c.stop != nil && !c.stop():
+		// ctx ended, and its watch tells the result.
+		return c, errQueued
+	default:
+		return nil, err
+	}
+}
+
+// checkRecords refuses what is no record.
+func checkRecords(records []*kgo.Record) error {
 	for i, record := range records {
 		if record == nil {
 			return &RejectedError{Index: i, Err: invalidConfig("record %d is nil", i)}
 		}
 	}
-	if err := l.held(); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
-	}
-	if len(records) == 0 {
-		return nil
-	}
-	request := &commitRequest{records: records, done: make(chan error, 1)}
-	select {
-	case l.requests <- request:
-		return <-request.done
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-l.ctx.Done():
-		return l.Err()
-	}
+	return nil
 }
 
 // Resign gives the role up: the open commit finishes, calls that are queued fail
@@ -199,18 +259,18 @@ func (l *Leadership) Produce(ctx context.Context, records ...*kgo.Record) error 
 // then the lease runs out. Resigning twice or after a loss is harmless and returns
 // nil.
 func (l *Leadership) Resign(ctx context.Context) error {
-	l.mu.Lock()
-	again := l.resigning
-	l.resigning = true
-	l.mu.Unlock()
-	if again || l.Err() != nil {
+	if err := l.refuseWithin(ctx); err != nil {
+		return err
+	}
+	if again := l.resigning.Swap(true); again || l.Err() != nil {
 		select {
 		case <-l.over:
 		case <-ctx.Done():
 		}
 		return nil
 	}
-	request := &resignation{done: make(chan error, 1)}
+	l.refuse(l.because(ErrResigned))
+	request := &resignation{ctx: ctx, done: make(chan error, 1)}
 	select {
 	case l.resigns <- request:
 	case <-l.ctx.Done():
@@ -246,41 +306,33 @@ func (l *Leadership) end(cause error) {
 	l.term.Close()
 }
 
-// expire ends the leadership if its deadline has passed, and otherwise waits on.
-func (l *Leadership) expire() {
-	l.mu.Lock()
-	left := time.Until(l.deadline)
-	if left > 0 {
-		l.expiry.Reset(left)
-		l.mu.Unlock()
-		return
+// expired ends the leadership if its deadline has passed, and reports whether it
+// has.
+func (l *Leadership) expired() bool {
+	if time.Until(l.Deadline()) > 0 {
+		return false
 	}
-	l.mu.Unlock()
 	if l.Err() == nil {
 		l.end(fmt.Errorf("%w: not renewed in time", l.because(ErrLeaseExpired)))
+	}
+	return true
+}
+
+// expire is expired for a timer: it looks again when the lease was renewed.
+func (l *Leadership) expire() {
+	if !l.expired() {
+		l.expiry.Reset(time.Until(l.Deadline()))
 	}
 }
 
 // abandon makes lead resign at once: the caller of Campaign has gone.
 func (l *Leadership) abandon() {
 	l.abandoned = true
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.resigning = true
+	l.resigning.Store(true)
 }
 
 // stopRenewing lets the lease run out.
-func (l *Leadership) stopRenewing() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.stopped = true
-}
-
-func (l *Leadership) isStopped() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.stopped
-}
+func (l *Leadership) stopRenewing() { l.stopped.Store(true) }
 
 // lead owns the term until the leadership has ended: renewals, commits,
 // resignation.
@@ -297,8 +349,25 @@ func (l *Leadership) lead() {
 		// Run resigns by itself, after its function has returned.
 		draining = nil
 	}
-	var failures int
+	var (
+		failures int
+		calls    []*call      // of one transaction; the memory is used again
+		turn     *turn        // the Transact that has the committer, or nil
+		leaving  *resignation // waits for that
+	)
 	for {
+		// While a Transact runs only renewals and its own commit are served.
+		ready := l.queue.ready
+		var (
+			commit <-chan *call
+			ended  <-chan struct{}
+		)
+		if turn != nil {
+			ready, commit, ended = nil, turn.commit, turn.over
+		} else if leaving != nil {
+			leaving.done <- l.resign()
+			return
+		}
 		select {
 		case <-l.ctx.Done():
 			return
@@ -306,22 +375,41 @@ func (l *Leadership) lead() {
 			l.end(l.because(ErrClosed))
 			return
 		case <-draining:
+			draining = nil
 			l.elector.enter(PhaseDraining)
-			if err := l.resign(); err != nil {
-				l.elector.logger.Warn("the resignation failed; the lease runs out", "error", err)
+			go func() {
+				// The lease bounds how long it may take.
+				if err := l.Resign(context.Background()); err != nil {
+					l.elector.logger.Warn("the resignation failed; the lease runs out", "error", err)
+				}
+			}()
+		case leaving = <-l.resigns:
+		case <-ready:
+			calls = l.queue.take(calls[:0])
+			switch {
+			case len(calls) == 0:
+			case calls[0].turn != nil:
+				turn = calls[0].turn
+				l.queue.free(calls[0].bytes)
+				close(turn.granted)
+			default:
+				calls = l.commitQueue(calls)
+				clear(calls)
+				renewal.Reset(l.untilRenewal())
 			}
-			return
-		case request := <-l.resigns:
-			request.done <- l.resign()
-			return
-		case request := <-l.requests:
-			request.done <- l.commit(request.records, l.untilRenewal() <= 0)
+		case c := <-commit:
+			l.commitCalls([]*call{c})
+			turn = nil
+			l.queue.wake()
 			renewal.Reset(l.untilRenewal())
+		case <-ended:
+			turn = nil
+			l.queue.wake()
 		case <-renewal.C:
-			if l.isStopped() {
+			if l.stopped.Load() {
 				continue
 			}
-			if err := l.commit(nil, true); err != nil {
+			if err := l.commit(Batch{}, true); err != nil {
 				failures++
 				renewal.Reset(saturatingDouble(20*time.Millisecond, failures-1, time.Second))
 				continue
@@ -334,23 +422,144 @@ func (l *Leadership) lead() {
 	}
 }
 
+// commitCalls commits calls in one transaction, and tells each what became of it. A
+// call of which a record was refused fails alone: the others are committed again
+// without it.
+func (l *Leadership) commitCalls(calls []*call) {
+	err := l.commit(l.batch(calls), l.untilRenewal() <= 0)
+	l.settleOrRetry(calls, err)
+}
+
+// commitQueue commits what is in the queue: the calls that were taken, and those that
+// have come by the time their records are written.
+func (l *Leadership) commitQueue(calls []*call) []*call {
+	batch := l.batch(calls)
+	batch.More = func() []*kgo.Record {
+		first := len(calls)
+		calls = l.queue.take(calls)
+		l.more = l.more[:0]
+		for _, c := range calls[first:] {
+			l.more = append(l.more, c.records...)
+		}
+		return l.more
+	}
+	err := l.commit(batch, l.untilRenewal() <= 0)
+	l.settleOrRetry(calls, err)
+	return calls
+}
+
+// settleOrRetry tells calls what became of their transaction, or commits them again
+// without those of which a record was refused.
+func (l *Leadership) settleOrRetry(calls []*call, err error) {
+	refused := rejections(err)
+	if len(refused) == 0 {
+		l.settle(calls, err)
+		return
+	}
+	if len(calls) == 1 {
+		l.settle(calls, refused[0])
+		return
+	}
+	// Which of the records of a batch was at fault is not always told: each call
+	// that is suspected is tried alone, in its place, so that their order stays.
+	suspected := suspects(calls, refused)
+	for start := 0; start < len(calls); {
+		end := start + 1
+		if !suspected[start] {
+			for end < len(calls) && !suspected[end] {
+				end++
+			}
+		}
+		l.commitCalls(calls[start:end])
+		start = end
+	}
+}
+
+// rejections are the refused records in an error of a commit.
+func rejections(err error) []*RejectedError {
+	switch err := err.(type) {
+	case *RejectedError:
+		return []*RejectedError{err}
+	case interface{ Unwrap() []error }:
+		var all []*RejectedError
+		for _, e := range err.Unwrap() {
+			all = append(all, rejections(e)...)
+		}
+		return all
+	}
+	return nil
+}
+
+// suspects says for each call whether one of its records was refused.
+func suspects(calls []*call, refused []*RejectedError) []bool {
+	suspected := make([]bool, len(calls))
+	for _, r := range refused {
+		first := 0
+		for i, c := range calls {
+			if r.Index < first+len(c.records) {
+				suspected[i] = true
+				break
+			}
+			first += len(c.records)
+		}
+	}
+	return suspected
+}
+
+// batch puts calls together.
+func (l *Leadership) batch(calls []*call) Batch {
+	if len(calls) == 1 {
+		return Batch{Records: calls[0].records, Offsets: calls[0].offsets}
+	}
+	l.records = l.records[:0]
+	var offsets []GroupOffsets
+	for _, c := range calls {
+		l.records = append(l.records, c.records...)
+		offsets = append(offsets, c.offsets...)
+	}
+	return Batch{Records: l.records, Offsets: offsets}
+}
+
+// settle tells calls their common result.
+func (l *Leadership) settle(calls []*call, err error) {
+	bytes := 0
+	for _, c := range calls {
+		c.err = err
+		if c.stop != nil {
+			c.stop()
+		}
+		if c.promise != nil {
+			l.promises.add(c)
+			continue
+		}
+		bytes += c.bytes
+		c.done <- struct{}{}
+	}
+	l.queue.free(bytes)
+}
+
+// refuse makes the queue fail what waits in it, and all that comes.
+func (l *Leadership) refuse(why error) { l.settle(l.queue.close(why), why) }
+
 // untilRenewal is how long the next renewal can wait.
 func (l *Leadership) untilRenewal() time.Duration {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	return time.Until(l.sent.Add(l.elector.config.lease.RenewInterval()))
 }
 
 // commit runs one transaction, with a renewal if asked, and ends the leadership if
 // that ended the term.
-func (l *Leadership) commit(records []*kgo.Record, renew bool) error {
-	if err := l.held(); err != nil {
-		return err
+func (l *Leadership) commit(batch Batch, renew bool) error {
+	if l.expired() || l.Err() != nil {
+		return l.Err()
 	}
-	batch := Batch{Records: records}
 	e := l.elector
 	sent := time.Now()
-	if renew && !l.isStopped() {
+	stopped := l.stopped.Load()
+	if stopped && len(batch.Offsets) > 0 {
+		return fmt.Errorf("role %s: offsets are not committed any more: the function of Run is past its drain timeout", l.Role())
+	}
+	// Offsets alone do not make kgo end the transaction; a lease record does.
+	if (renew || len(batch.Offsets) > 0) && !stopped {
 		batch.Lease = e.config.lease.Grant(e.member, l.token, e.config.clock.Now())
 	}
 	_, err := l.term.Commit(l.ctx, batch)
@@ -365,9 +574,8 @@ func (l *Leadership) commit(records []*kgo.Record, renew bool) error {
 		}
 		return err
 	}
-	var rejected *RejectedError
 	switch {
-	case err == nil, errors.As(err, &rejected):
+	case err == nil, len(rejections(err)) > 0:
 	case permanent(err):
 		l.end(err)
 		return l.Err()
@@ -378,15 +586,18 @@ func (l *Leadership) commit(records []*kgo.Record, renew bool) error {
 	return err
 }
 
-// renewed moves the deadline to where a lease that was sent then ends.
+// renewed notes that a lease that was sent then is committed.
 func (l *Leadership) renewed(sent time.Time) {
-	c := l.elector.config
-	l.mu.Lock()
-	l.sent = sent
-	l.deadline = sent.Add(c.lease.Duration() - c.stopMargin)
-	l.mu.Unlock()
+	l.renewedAt(sent)
 	now := time.Now()
 	l.elector.update(func(s *Status) { s.LastRenewal, s.LastError = now, nil })
+}
+
+// renewedAt moves the deadline to where a lease that was sent then ends.
+func (l *Leadership) renewedAt(sent time.Time) {
+	e := l.elector
+	l.sent = sent
+	l.deadline.Store(int64(sent.Sub(e.born) + e.config.lease.Duration() - e.config.stopMargin))
 }
 
 // observe looks at the role as others see it: a lease under another token that is
@@ -419,9 +630,7 @@ func (l *Leadership) resign() error {
 func (l *Leadership) finish() {
 	cause := l.Err()
 	e := l.elector
-	l.mu.Lock()
 	l.expiry.Stop()
-	l.mu.Unlock()
 	e.remember(l.token, cause)
 	if errors.Is(cause, ErrResigned) {
 		e.logger.Info("resigned", "token", l.token.String())
@@ -429,6 +638,7 @@ func (l *Leadership) finish() {
 		e.logger.Info("leadership lost", "token", l.token.String(), "cause", cause)
 		e.update(func(s *Status) { s.LastError = cause })
 	}
+	l.refuse(cause)
 	if l.ownFollower {
 		l.follower.Close()
 	}

@@ -35,6 +35,7 @@ type memberConfig struct {
 	Lease       time.Duration
 	Reclaim     bool
 	Topic       string // written to while leading, if not empty
+	Writers     int    // goroutines that write
 }
 
 // An event is what a member process reports, one JSON object a line.
@@ -120,9 +121,11 @@ func runMember(text string) error {
 	}()
 	return elector.Run(ctx, func(ctx context.Context, l *coordination.Leadership) error {
 		report(event{Kind: "leading", Token: l.Token().String(), Fence: l.FencingNumber()})
-		if config.Topic != "" {
-			writeUntilOver(ctx, l, config.Topic, report)
+		var writers sync.WaitGroup
+		for i := range config.Writers {
+			writers.Go(func() { writeUntilOver(ctx, l, config.Topic, i, report) })
 		}
+		writers.Wait()
 		<-ctx.Done()
 		if l.Err() != nil {
 			report(event{Kind: "lost", Token: l.Token().String(), Error: l.Err().Error(), Cause: sentinel(l.Err())})
@@ -132,9 +135,9 @@ func runMember(text string) error {
 }
 
 // writeUntilOver writes one value after the other and reports what became of each.
-func writeUntilOver(ctx context.Context, l *coordination.Leadership, topic string, report func(event)) {
+func writeUntilOver(ctx context.Context, l *coordination.Leadership, topic string, writer int, report func(event)) {
 	for i := 0; ctx.Err() == nil; i++ {
-		value := fmt.Sprintf("%s %d", l.Token(), i)
+		value := fmt.Sprintf("%s %d/%d", l.Token(), writer, i)
 		err := l.Produce(context.Background(), &kgo.Record{Topic: topic, Value: []byte(value)})
 		switch {
 		case err == nil:

@@ -163,6 +163,7 @@ type electorConfig struct {
 	pruning            bool
 	clock              Clock
 	producerOptions    []kgo.Opt
+	maxBuffered        int // bytes
 	logger             *slog.Logger
 }
 
@@ -172,7 +173,9 @@ func defaultElectorConfig() electorConfig {
 		maxExtent: defaultMaxExtent,
 		pruning:   true,
 		clock:     SystemClock{},
-		logger:    slog.Default(),
+
+		maxBuffered: 64 << 20,
+		logger:      slog.Default(),
 	}
 }
 
@@ -239,6 +242,13 @@ func WithProducerOptions(opts ...kgo.Opt) ElectorOption {
 	return electorOption(func(c *electorConfig) { c.producerOptions = append(c.producerOptions, opts...) })
 }
 
+// WithMaxBuffered sets how many bytes of records a leadership holds that are not
+// committed yet; calls wait while it is full. The default is 64 MiB. A call that is
+// larger is taken when nothing else is there.
+func WithMaxBuffered(bytes int) ElectorOption {
+	return electorOption(func(c *electorConfig) { c.maxBuffered = bytes })
+}
+
 // resolve fills in the defaults that depend on the lease, then validates.
 func (c electorConfig) resolve() (electorConfig, error) {
 	if c.lease.Duration() <= 0 {
@@ -260,6 +270,8 @@ func (c electorConfig) resolve() (electorConfig, error) {
 		return c, invalidConfig("WithDrainTimeout(%s): use a positive duration", c.drainTimeout)
 	case c.transactionTimeout < time.Millisecond:
 		return c, invalidConfig("WithTransactionTimeout(%s): use at least 1ms", c.transactionTimeout)
+	case c.maxBuffered <= 0:
+		return c, invalidConfig("WithMaxBuffered(%d): use a positive number of bytes", c.maxBuffered)
 	case c.maxExtent <= 0:
 		return c, invalidConfig("WithMaxExtent(%s): use a positive duration", c.maxExtent)
 	case c.clock == nil:

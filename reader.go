@@ -506,10 +506,8 @@ func (r *reader) fetch(ctx context.Context, partition int32, from int64, isolati
 		if err = explain(err); permanent(err) || errors.Is(err, kgo.ErrClientClosed) {
 			return nil, err
 		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: %w", context.Cause(ctx), err)
-		case <-time.After(retryBackoff(attempt)):
+		if wait := sleep(ctx, retryBackoff(attempt)); wait != nil {
+			return nil, fmt.Errorf("%w: %w", wait, err)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -35,8 +36,10 @@ type brokerTerm struct {
 	transport *BrokerTransport
 	topic     stateTopic
 	role      Role
+	config    TermConfig
 	client    *kgo.Client
 	token     FencingToken
+	writable  map[string]bool // topics that were looked up; of the one who commits
 
 	// unanswered is set once an attempt that may change a transaction ended
 	// without an answer. What it was about may still take effect, in the middle
@@ -50,7 +53,7 @@ type brokerTerm struct {
 }
 
 func newBrokerTerm(t *BrokerTransport, topic stateTopic, role Role, config TermConfig) (*brokerTerm, error) {
-	term := &brokerTerm{transport: t, topic: topic, role: role}
+	term := &brokerTerm{transport: t, topic: topic, role: role, config: config, writable: map[string]bool{topic.name: true}}
 	// The user's partitioner is known only to a client made of the user's
 	// options.
 	user, err := kgo.NewClient(append(t.options(), config.ProducerOptions...)...)
@@ -155,12 +158,18 @@ func (t *brokerTerm) end(cause error) {
 func (t *brokerTerm) Close() { t.end(ErrClosed) }
 
 func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
+	if ctx.Err() != nil {
+		t.end(context.Cause(ctx))
+	}
 	if err := t.Err(); err != nil {
 		return -1, err
 	}
 	state, lease, err := t.encode(batch)
 	if err != nil {
 		return -1, err
+	}
+	if refused := t.checkTopics(ctx, batch.Records); len(refused) > 0 {
+		return -1, rejected(batch.Records, refused)
 	}
 	// kgo ignores contexts in the middle of a transaction; closing the client
 	// frees everything that waits in it.
@@ -170,14 +179,27 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 	if err := t.client.BeginTransaction(); err != nil {
 		return -1, t.lost(ctx, "begin a transaction", err)
 	}
-	if i, err := t.produce(batch.Records); err != nil {
-		return -1, t.rollback(ctx, err, i, batch.Records[i])
+	records := batch.Records
+	failed := t.produce(records)
+	if len(failed) == 0 && batch.More != nil {
+		if more := batch.More(); len(more) > 0 {
+			records = append(records, more...)
+			if failed = t.checkTopics(ctx, more); len(failed) == 0 {
+				failed = t.produce(more)
+			}
+		}
 	}
-	if i, err := t.produce(state); err != nil {
-		return -1, t.rollback(ctx, err, -1, state[i])
+	if len(failed) > 0 {
+		return -1, t.rollback(ctx, records, failed)
+	}
+	if err := t.addOffsets(ctx, batch.Offsets); err != nil {
+		return -1, t.rollback(ctx, nil, []failure{{nil, err}})
+	}
+	if failed := t.produce(state); len(failed) > 0 {
+		return -1, t.rollback(ctx, nil, failed)
 	}
 	if err := t.client.EndTransaction(context.Background(), kgo.TryCommit); err != nil {
-		return -1, t.failedCommit(ctx, err)
+		return -1, t.failedCommit(ctx, err, evidence(records, state))
 	}
 	if t.unanswered.Load() {
 		t.end(fmt.Errorf("role %s: %w", t.role, ErrUnanswered))
@@ -186,6 +208,55 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 		return -1, nil
 	}
 	return lease.Offset, nil
+}
+
+// checkTopics looks up the topics that this term has not written to yet. A topic that
+// is refused in the middle of a transaction would take everything else in it along,
+// and one that is unauthorized the term itself.
+func (t *brokerTerm) checkTopics(ctx context.Context, records []*kgo.Record) []failure {
+	var unknown []string
+	for _, r := range records {
+		if !t.writable[r.Topic] && !slices.Contains(unknown, r.Topic) {
+			unknown = append(unknown, r.Topic)
+		}
+	}
+	if len(unknown) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, max(t.config.TransactionTimeout, 100*time.Millisecond))
+	defer cancel()
+	refused, err := describeWritable(ctx, t.transport.admin, unknown)
+	if err != nil {
+		for _, topic := range unknown {
+			refused[topic] = fmt.Errorf("look up topic %q: %w", topic, err)
+		}
+	}
+	for _, topic := range unknown {
+		if refused[topic] == nil {
+			t.writable[topic] = true
+		}
+	}
+	if len(refused) == 0 {
+		return nil
+	}
+	var failed []failure
+	for _, r := range records {
+		if err := refused[r.Topic]; err != nil {
+			failed = append(failed, failure{r, err})
+		}
+	}
+	return failed
+}
+
+// rejected makes rejections of failures of the user's records, and nil of others.
+func rejected(records []*kgo.Record, failed []failure) error {
+	var rejections []error
+	for _, f := range failed {
+		if i := slices.Index(records, f.record); i >= 0 {
+			rejections = append(rejections, &RejectedError{Index: i, Record: f.record, Err: f.err})
+		}
+	}
+	return errors.Join(rejections...)
 }
 
 // encode makes the records of the state topic, the lease last.
@@ -206,38 +277,74 @@ func (t *brokerTerm) encode(batch Batch) (records []*kgo.Record, lease *kgo.Reco
 	return records, lease, nil
 }
 
+// A failure is a record that could not be written, or nil for something else.
+type failure struct {
+	record *kgo.Record
+	err    error
+}
+
 // produce writes records in the open transaction and waits for all of them. It
-// returns the first error that is not only a consequence of another, with the
-// index of its record.
-func (t *brokerTerm) produce(records []*kgo.Record) (int, error) {
+// returns those that failed.
+func (t *brokerTerm) produce(records []*kgo.Record) []failure {
+	if len(records) == 0 {
+		return nil
+	}
 	var (
-		wg   sync.WaitGroup
-		errs = make([]error, len(records))
+		mu      sync.Mutex
+		failed  []failure
+		pending atomic.Int64
+		done    = make(chan struct{})
 	)
-	wg.Add(len(records))
-	for i, record := range records {
-		t.client.Produce(context.Background(), record, func(_ *kgo.Record, err error) {
-			errs[i] = err
-			wg.Done()
-		})
-	}
-	wg.Wait()
-	first := -1
-	for i, err := range errs {
-		if err == nil {
-			continue
+	pending.Store(int64(len(records)))
+	promise := func(r *kgo.Record, err error) {
+		if err != nil {
+			mu.Lock()
+			failed = append(failed, failure{r, err})
+			mu.Unlock()
 		}
-		if isFence(err) {
-			return i, err
-		}
-		if first < 0 {
-			first = i
+		if pending.Add(-1) == 0 {
+			close(done)
 		}
 	}
-	if first < 0 {
-		return -1, nil
+	for _, record := range records {
+		t.client.Produce(context.Background(), record, promise)
 	}
-	return first, errs[first]
+	// The records of a topic that is deleted meanwhile would never be answered,
+	// and hold up all others until the coordinator aborts the transaction.
+	stalled := time.NewTicker(max(t.config.TransactionTimeout/2, 50*time.Millisecond))
+	defer stalled.Stop()
+	for {
+		select {
+		case <-done:
+			return failed
+		case <-stalled.C:
+			t.giveUpDeleted(records)
+		}
+	}
+}
+
+// giveUpDeleted fails the records of topics that are no longer there.
+func (t *brokerTerm) giveUpDeleted(records []*kgo.Record) {
+	var topics []string
+	for _, r := range records {
+		if r.Topic != t.topic.name && !slices.Contains(topics, r.Topic) {
+			topics = append(topics, r.Topic)
+		}
+	}
+	if len(topics) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), max(t.config.TransactionTimeout/4, 50*time.Millisecond))
+	defer cancel()
+	refused, err := describeWritable(ctx, t.transport.admin, topics)
+	if err != nil {
+		return
+	}
+	for topic, why := range refused {
+		if errors.Is(why, kerr.UnknownTopicOrPartition) {
+			t.client.PurgeTopicsFromProducing(topic)
+		}
+	}
 }
 
 // isFence reports whether an error is a sign that the epoch is no longer the
@@ -254,33 +361,48 @@ func isFence(err error) bool {
 	return false
 }
 
-// rollback aborts after a record failed, and says what that means: for the one
-// call, or for the term.
-func (t *brokerTerm) rollback(ctx context.Context, cause error, index int, record *kgo.Record) error {
-	what := fmt.Sprintf("write to %s/%d", record.Topic, record.Partition)
-	if isFence(cause) || t.Err() != nil || t.unanswered.Load() {
-		return t.lost(ctx, what, cause)
+// rollback aborts after something failed, and says what that means: for the calls
+// it belongs to, or for the term. Failures of the user's records are rejections.
+func (t *brokerTerm) rollback(ctx context.Context, records []*kgo.Record, failed []failure) error {
+	cause := failed[0]
+	for _, f := range failed {
+		if isFence(f.err) {
+			cause = f
+		}
+	}
+	what := "add offsets"
+	if cause.record != nil {
+		what = fmt.Sprintf("write to %s/%d", cause.record.Topic, cause.record.Partition)
+	}
+	if isFence(cause.err) || t.Err() != nil || t.unanswered.Load() {
+		return t.lost(ctx, what, cause.err)
 	}
 	if err := t.client.EndTransaction(context.Background(), kgo.TryAbort); err != nil {
-		return t.lost(ctx, what, errors.Join(cause, err))
+		return t.lost(ctx, what, errors.Join(cause.err, err))
 	}
 	// After some aborts kgo asks for a new epoch by itself.
 	id, epoch, err := t.client.ProducerID(ctx)
 	if err != nil {
-		return t.lost(ctx, what, errors.Join(cause, err))
+		return t.lost(ctx, what, errors.Join(cause.err, err))
 	}
 	if now, err := NewFencingToken(id, epoch); err != nil || now != t.token {
-		return t.lost(ctx, what, fmt.Errorf("%w: the client re-initialised its epoch: %w", kerr.InvalidProducerEpoch, cause))
+		return t.lost(ctx, what, fmt.Errorf("%w: the client re-initialised its epoch: %w", kerr.InvalidProducerEpoch, cause.err))
 	}
-	if index < 0 {
-		return fmt.Errorf("role %s: %s: %w", t.role, what, explain(cause))
+	if t.unanswered.Load() {
+		return t.lost(ctx, what, cause.err)
 	}
-	return &RejectedError{Index: index, Record: record, Err: cause}
+	if err := rejected(records, failed); err != nil {
+		// A topic that did not take a record is looked up again.
+		clear(t.writable)
+		t.writable[t.topic.name] = true
+		return err
+	}
+	return fmt.Errorf("role %s: %s: %w", t.role, what, explain(cause.err))
 }
 
 // failedCommit sorts the failures of the commit request itself. Nothing may be
 // asked of the client afterwards.
-func (t *brokerTerm) failedCommit(ctx context.Context, err error) error {
+func (t *brokerTerm) failedCommit(ctx context.Context, err error, written []writtenAt) error {
 	const what = "commit"
 	if errors.Is(err, kerr.OperationNotAttempted) {
 		return t.lost(ctx, what, err)
@@ -291,7 +413,9 @@ func (t *brokerTerm) failedCommit(ctx context.Context, err error) error {
 		return t.lost(ctx, what, err)
 	}
 	t.end(fmt.Errorf("role %s: %w", t.role, ErrUnanswered))
-	return &OutcomeUnknownError{Role: t.role, Token: t.token, Err: err}
+	return NewOutcomeUnknownError(t.role, t.token, err, func(ctx context.Context) (bool, error) {
+		return t.transport.resolve(ctx, t.role, t.token, written)
+	})
 }
 
 // lost ends the term after nothing was committed, and says why.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -35,6 +36,10 @@ type Transport interface {
 	// Register appends a registration and returns its offset, the member's
 	// place in the order of succession.
 	Register(ctx context.Context, role Role, registration Registration) (int64, error)
+
+	// CommittedOffsets returns what a consumer group has committed, once
+	// transactions that are being committed have settled.
+	CommittedOffsets(ctx context.Context, group string) (kadm.OffsetResponses, error)
 
 	// Withdraw appends a tombstone over a member's registration.
 	Withdraw(ctx context.Context, role Role, member MemberID) error
@@ -91,7 +96,8 @@ type Term interface {
 	//
 	// The error tells what became of it. nil: committed. [ErrNotHeld] in its
 	// chain: nothing was committed and the term is over. [*RejectedError]:
-	// nothing was committed, and the term goes on. [*OutcomeUnknownError]:
+	// nothing was committed, and the term goes on; several of them are joined,
+	// one for each record that was refused. [*OutcomeUnknownError]:
 	// the commit was asked for and no answer came; the term is over. After
 	// any other error nothing was committed, and Err tells whether the term
 	// goes on. When ctx ends in the middle the term is over.
@@ -127,6 +133,14 @@ type TermConfig struct {
 type Batch struct {
 	// Records are the user's.
 	Records []*kgo.Record
+
+	// More, if it is not nil, is called once Records are written, and returns
+	// further records for the same transaction: what has come up since. Errors
+	// count their records after Records.
+	More func() []*kgo.Record
+
+	// Offsets are those of consumer groups.
+	Offsets []GroupOffsets
 
 	// Withdraw lists members whose registration is tombstoned.
 	Withdraw []MemberID

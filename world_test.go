@@ -2,6 +2,7 @@ package coordination_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -196,8 +197,9 @@ func (w *world) forge(key coordination.Key, value coordination.Record) (int32, [
 type network struct {
 	dial func(ctx context.Context, network, address string) (net.Conn, error)
 
-	mu    sync.Mutex    // guards cutUp
-	cutUp chan struct{} // nil while the cable is whole
+	mu      sync.Mutex           // guards what follows
+	cutUp   chan struct{}        // nil while the cable is whole
+	request func(key int16) bool // called for each request; false: it is lost
 }
 
 func (n *network) cut() {
@@ -256,7 +258,21 @@ func (c *cable) Write(b []byte) (int, error) {
 	if err := c.network.pass(c.closed); err != nil {
 		return 0, err
 	}
+	c.network.mu.Lock()
+	request := c.network.request
+	c.network.mu.Unlock()
+	// A request begins with its length and its kind.
+	if request != nil && len(b) >= 6 && !request(int16(binary.BigEndian.Uint16(b[4:]))) {
+		return len(b), nil
+	}
 	return c.Conn.Write(b)
+}
+
+// watch has each request looked at before it is sent, and lost if it says so.
+func (n *network) watch(request func(key int16) bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.request = request
 }
 
 func (c *cable) Read(b []byte) (int, error) {

@@ -41,6 +41,7 @@ var benchmarks = map[string]func(ctx context.Context, s settings) error{
 	"startup":  startup,
 	"stable":   stable,
 	"idle":     idle,
+	"writes":   writes,
 }
 
 func main() {
@@ -59,7 +60,7 @@ func main() {
 	flag.StringVar(&s.member, "member", "", "be a member with this id (used by the command itself)")
 	flag.StringVar(&s.role, "role", "", "the role of -member")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: bench [flags] failover|handover|startup|stable|idle")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: bench [flags] failover|handover|startup|stable|idle|writes")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -99,7 +100,7 @@ func (s settings) transport(ctx context.Context, opts ...coordination.BrokerOpti
 	return coordination.NewBrokerTransport(ctx, s.brokers, opts...)
 }
 
-func (s settings) elector(t coordination.Transport, role coordination.Role, member string, lease time.Duration) (*coordination.Elector, error) {
+func (s settings) elector(t coordination.Transport, role coordination.Role, member string, lease time.Duration, opts ...coordination.ElectorOption) (*coordination.Elector, error) {
 	id, err := coordination.NewMemberID(member)
 	if err != nil {
 		return nil, err
@@ -108,7 +109,8 @@ func (s settings) elector(t coordination.Transport, role coordination.Role, memb
 	if err != nil {
 		return nil, err
 	}
-	return coordination.NewElector(t, role, id, coordination.WithLease(config), coordination.WithLogger(s.logger()))
+	opts = append(opts, coordination.WithLease(config), coordination.WithLogger(s.logger()))
+	return coordination.NewElector(t, role, id, opts...)
 }
 
 // figures prints the distribution of some durations.

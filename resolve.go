@@ -1,0 +1,219 @@
+package coordination
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// writtenAt is where a record of an unknown transaction is, if it is.
+type writtenAt struct {
+	topic     string
+	partition int32
+	offset    int64
+}
+
+// evidence lists where the records of a transaction were written: one for each
+// partition is enough, since they are committed together.
+func evidence(batches ...[]*kgo.Record) []writtenAt {
+	type place struct {
+		topic     string
+		partition int32
+	}
+	seen := make(map[place]bool)
+	var written []writtenAt
+	for _, records := range batches {
+		for _, r := range records {
+			if p := (place{r.Topic, r.Partition}); !seen[p] {
+				seen[p] = true
+				written = append(written, writtenAt{r.Topic, r.Partition, r.Offset})
+			}
+		}
+	}
+	return written
+}
+
+// A finding is what is known of an unknown transaction.
+type finding int
+
+const (
+	findingOpen      finding = iota // it may still go either way
+	findingCommitted                // it was committed
+	findingAborted                  // it was aborted
+	findingInLog                    // it is settled, and the log tells how
+)
+
+// findingOf says what the coordinator's state of a role tells about the last
+// transaction under a token.
+func findingOf(token FencingToken, status LeadershipStatus) finding {
+	described, ok := status.Token()
+	if !ok || described != token {
+		// A newer epoch settled it first. (Nothing runs under a token after
+		// an unknown commit.)
+		return findingInLog
+	}
+	switch status.State {
+	case TransactionPrepareCommit, TransactionCompleteCommit:
+		return findingCommitted
+	case TransactionPrepareAbort, TransactionCompleteAbort:
+		return findingAborted
+	case TransactionEmpty, TransactionDead:
+		return findingInLog
+	}
+	return findingOpen
+}
+
+// resolve settles the outcome of a commit that went unanswered.
+func (t *BrokerTransport) resolve(ctx context.Context, role Role, token FencingToken, written []writtenAt) (bool, error) {
+	client, err := kgo.NewClient(t.options(kgo.MaxVersions(pinnedVersions()))...)
+	if err != nil {
+		return false, err
+	}
+	defer client.Close()
+	for attempt := 1; ; attempt++ {
+		status, err := t.Describe(ctx, role)
+		if err == nil {
+			switch findingOf(token, status) {
+			case findingCommitted:
+				return true, nil
+			case findingAborted:
+				return false, nil
+			case findingInLog:
+				return t.readOutcome(ctx, written)
+			}
+			// Committing is what was asked for, and the epoch is still the
+			// newest: ask again.
+			if err = commitAgain(ctx, client, role, token); err == nil {
+				return true, nil
+			}
+		}
+		if errors.Is(err, ErrClosed) {
+			return false, err
+		}
+		if wait := sleep(ctx, retryBackoff(attempt)); wait != nil {
+			return false, errors.Join(wait, err)
+		}
+	}
+}
+
+// commitAgain repeats the commit request. Success is proof: the coordinator refuses
+// to commit what it has aborted.
+func commitAgain(ctx context.Context, client *kgo.Client, role Role, token FencingToken) error {
+	request := kmsg.NewPtrEndTxnRequest()
+	request.TransactionalID = role.String()
+	request.ProducerID, request.ProducerEpoch = token.ProducerID(), token.ProducerEpoch()
+	request.Commit = true
+	response, err := request.RequestWith(ctx, client)
+	if err != nil {
+		return err
+	}
+	return kerr.ErrorForCode(response.ErrorCode)
+}
+
+// readOutcome looks into the log, past which the transaction is settled, for one of
+// its records. Presence proves that it was committed; absence that it was not, unless
+// the record could have been removed since.
+func (t *BrokerTransport) readOutcome(ctx context.Context, written []writtenAt) (bool, error) {
+	var proof bool
+	for _, at := range written {
+		present, removable, err := t.readRecord(ctx, at)
+		if err != nil {
+			return false, err
+		}
+		if present {
+			return true, nil
+		}
+		proof = proof || !removable
+	}
+	if !proof {
+		return false, errors.New("the records are not in the log, but compaction or retention may have removed them")
+	}
+	return false, nil
+}
+
+// readRecord reports whether a committed record is at an offset, and, if none is,
+// whether one could have been removed.
+func (t *BrokerTransport) readRecord(ctx context.Context, at writtenAt) (present, removable bool, err error) {
+	client, err := kgo.NewClient(t.options(
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{at.topic: {at.partition: kgo.NewOffset().At(at.offset)}}),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.KeepControlRecords(),
+	)...)
+	if err != nil {
+		return false, false, err
+	}
+	defer client.Close()
+	for attempt := 1; ; attempt++ {
+		stable, err := t.kadm.ListCommittedOffsets(ctx, at.topic)
+		if err == nil {
+			if end, ok := stable.Lookup(at.topic, at.partition); ok && end.Err == nil && end.Offset > at.offset {
+				break
+			}
+		}
+		if wait := sleep(ctx, retryBackoff(attempt)); wait != nil {
+			return false, false, errors.Join(wait, err)
+		}
+	}
+	if removable, err = t.removable(ctx, at); err != nil {
+		return false, false, err
+	}
+	for {
+		fetches := client.PollFetches(ctx)
+		if ctx.Err() != nil {
+			return false, false, context.Cause(ctx)
+		}
+		var next *kgo.Record
+		fetches.EachRecord(func(r *kgo.Record) {
+			if next == nil {
+				next = r
+			}
+		})
+		if next != nil {
+			return next.Offset == at.offset && !next.Attrs.IsControl(), removable, nil
+		}
+	}
+}
+
+// removable reports whether a record could have been removed from where it was
+// written: by compaction, or because the log now begins after it.
+func (t *BrokerTransport) removable(ctx context.Context, at writtenAt) (bool, error) {
+	starts, err := t.kadm.ListStartOffsets(ctx, at.topic)
+	if err != nil {
+		return false, err
+	}
+	start, ok := starts.Lookup(at.topic, at.partition)
+	if !ok || start.Err != nil || start.Offset > at.offset {
+		return true, nil
+	}
+	configs, err := t.kadm.DescribeTopicConfigs(ctx, at.topic)
+	if err != nil {
+		return true, nil // it cannot be told
+	}
+	described, err := configs.On(at.topic, nil)
+	if err != nil || described.Err != nil {
+		return true, nil
+	}
+	for _, c := range described.Configs {
+		if c.Key == "cleanup.policy" {
+			return c.MaybeValue() != "delete", nil
+		}
+	}
+	return true, nil
+}
+
+// sleep waits, and returns ctx's cause if that ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}
