@@ -283,7 +283,7 @@ func TestTransactIsExclusiveAndRenewalsGoOn(t *testing.T) {
 func TestTransactRunsOutOfTime(t *testing.T) {
 	inVirtualTime(t, func(w *world) {
 		entry := w.ledger()
-		l := w.lead(w.machine().elector("a"))
+		l := w.lead(w.machine().elector("a", coordination.WithTransactionTimeout(w.lease.RenewInterval())))
 		began := time.Now()
 		require.ErrorIs(w, l.Transact(w.ctx, func(ctx context.Context, tx *coordination.Tx) error {
 			<-ctx.Done()

@@ -223,7 +223,7 @@ func (t *brokerTerm) checkTopics(ctx context.Context, records []*kgo.Record) []f
 	if len(unknown) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, max(t.config.TransactionTimeout, 100*time.Millisecond))
+	ctx, cancel := context.WithTimeout(ctx, t.patience())
 	defer cancel()
 	refused, err := describeWritable(ctx, t.transport.admin, unknown)
 	if err != nil {
@@ -311,7 +311,7 @@ func (t *brokerTerm) produce(records []*kgo.Record) []failure {
 	}
 	// The records of a topic that is deleted meanwhile would never be answered,
 	// and hold up all others until the coordinator aborts the transaction.
-	stalled := time.NewTicker(max(t.config.TransactionTimeout/2, 50*time.Millisecond))
+	stalled := time.NewTicker(t.patience() / 2)
 	defer stalled.Stop()
 	for {
 		select {
@@ -321,6 +321,11 @@ func (t *brokerTerm) produce(records []*kgo.Record) []failure {
 			t.giveUpDeleted(records)
 		}
 	}
+}
+
+// patience is how long a question about topics may hold up the transaction.
+func (t *brokerTerm) patience() time.Duration {
+	return max(min(t.config.TransactionTimeout, t.config.AttemptTimeout), 100*time.Millisecond)
 }
 
 // giveUpDeleted fails the records of topics that are no longer there.
@@ -334,7 +339,7 @@ func (t *brokerTerm) giveUpDeleted(records []*kgo.Record) {
 	if len(topics) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), max(t.config.TransactionTimeout/4, 50*time.Millisecond))
+	ctx, cancel := context.WithTimeout(context.Background(), t.patience()/4)
 	defer cancel()
 	refused, err := describeWritable(ctx, t.transport.admin, topics)
 	if err != nil {
