@@ -168,6 +168,10 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 	if err != nil {
 		return -1, err
 	}
+	if len(batch.Offsets) > 0 && len(batch.Records)+len(state) == 0 {
+		// kgo does not know of the offsets, and would end nothing.
+		return -1, invalidConfig("role %s: offsets need a record or a lease beside them", t.role)
+	}
 	if refused := t.checkTopics(ctx, batch.Records); len(refused) > 0 {
 		return -1, rejected(batch.Records, refused)
 	}

@@ -139,7 +139,8 @@ type Batch struct {
 	// count their records after Records.
 	More func() []*kgo.Record
 
-	// Offsets are those of consumer groups.
+	// Offsets are those of consumer groups. They need a record or a lease
+	// beside them.
 	Offsets []GroupOffsets
 
 	// Withdraw lists members whose registration is tombstoned.

@@ -123,5 +123,5 @@ func figures(what string, values []time.Duration) {
 	at := func(q float64) time.Duration {
 		return values[min(int(q*float64(len(values))), len(values)-1)].Round(10 * time.Microsecond)
 	}
-	fmt.Printf("%s: n=%d min=%s median=%s p95=%s max=%s\n", what, len(values), at(0), at(0.5), at(0.95), at(1))
+	fmt.Printf("%s: n=%d min=%s median=%s p95=%s p99=%s max=%s\n", what, len(values), at(0), at(0.5), at(0.95), at(0.99), at(1))
 }

@@ -9,6 +9,7 @@ import (
 
 	coordination "github.com/krabka-io/krabka-coordination-go"
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -36,6 +37,8 @@ func TestTransport(t *testing.T, open func(t *testing.T) coordination.Transport)
 		{"the token lasts as long as the term", suite.tokenLasts},
 		{"a mint fences the terms before it", suite.mintFences},
 		{"a refused record ends nothing", suite.refusedRecord},
+		{"records that come up later are part of the batch", suite.moreRecords},
+		{"offsets are committed with their batch", suite.offsets},
 		{"a closed term commits nothing", suite.closedTerm},
 		{"an ended context ends a commit", suite.endedCommit},
 		{"ended contexts are respected", suite.endedContexts},
@@ -319,6 +322,59 @@ func (s suite) refusedRecord(t *testing.T) {
 	status, err := transport.Describe(s.ctx, s.role)
 	require.NoError(t, err)
 	require.True(t, status.Authoritative(token))
+}
+
+func (s suite) moreRecords(t *testing.T) {
+	transport := s.open(t)
+	follower := s.follow(t, transport, memberA)
+	term, token := s.term(t, transport)
+	state := func(size int) *kgo.Record {
+		return &kgo.Record{Topic: coordination.StateTopic, Key: []byte("k"), Value: make([]byte, size)}
+	}
+	first, later := state(10), state(10)
+	batch := coordination.Batch{
+		Records: []*kgo.Record{first},
+		More:    func() []*kgo.Record { return []*kgo.Record{later} },
+		Lease:   lease(memberA, token),
+	}
+	offset, err := term.Commit(s.ctx, batch)
+	require.NoError(t, err)
+	require.Greater(t, later.Offset, first.Offset)
+	s.read(t, follower, offset)
+
+	huge := state(4 << 20)
+	batch.More = func() []*kgo.Record { return []*kgo.Record{state(10), huge} }
+	_, err = term.Commit(s.ctx, batch)
+	var rejected *coordination.RejectedError
+	require.ErrorAs(t, err, &rejected)
+	require.Equal(t, 2, rejected.Index, "later records count after the first ones")
+	require.Same(t, huge, rejected.Record)
+	require.NoError(t, term.Err())
+}
+
+func (s suite) offsets(t *testing.T) {
+	transport := s.open(t)
+	follower := s.follow(t, transport, memberA)
+	term, token := s.term(t, transport)
+	group := s.role.String()
+	none, err := transport.CommittedOffsets(s.ctx, group)
+	require.NoError(t, err)
+	_, found := none.Lookup(coordination.StateTopic, 0)
+	require.False(t, found, "a group that has committed nothing is no error")
+
+	read := make(kadm.Offsets)
+	read.AddOffset(coordination.StateTopic, 0, 42, -1)
+	offset, err := term.Commit(s.ctx, coordination.Batch{
+		Offsets: []coordination.GroupOffsets{{Group: group, Offsets: read, Generation: -1}},
+		Lease:   lease(memberA, token),
+	})
+	require.NoError(t, err)
+	s.read(t, follower, offset)
+	committed, err := transport.CommittedOffsets(s.ctx, group)
+	require.NoError(t, err)
+	at, found := committed.Lookup(coordination.StateTopic, 0)
+	require.True(t, found)
+	require.EqualValues(t, 42, at.At)
 }
 
 func (s suite) closedTerm(t *testing.T) {
