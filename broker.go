@@ -443,8 +443,18 @@ func (t *BrokerTransport) append(ctx context.Context, key Key, value Record) (in
 	if err != nil {
 		return 0, err
 	}
-	if err := t.admin.ProduceSync(ctx, record).FirstErr(); err != nil {
-		return 0, fmt.Errorf("append to %s/%d: %w", record.Topic, record.Partition, err)
+	// kgo does not give a record up that is on its way, whatever becomes of ctx.
+	written := make(chan error, 1)
+	t.admin.Produce(ctx, record, func(_ *kgo.Record, err error) { written <- err })
+	select {
+	case err = <-written:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	case <-t.closed:
+		err = ErrClosed
+	}
+	if err != nil {
+		return 0, fmt.Errorf("append to topic %s: %w", r.topic.name, err)
 	}
 	return record.Offset, nil
 }

@@ -22,6 +22,7 @@ type candidate struct {
 	life     *incarnation
 	term     Term // warmed, or nil
 	warmed   sync.WaitGroup
+	cool     context.CancelFunc // ends the warming
 
 	gap     bool      // the view must prove itself fresh before turns count
 	freshAt time.Time // when it last did
@@ -308,8 +309,9 @@ func (c *candidate) warm(ctx context.Context) {
 		return
 	}
 	c.term = term
+	ctx, cancel := context.WithTimeout(ctx, max(lease.Duration(), time.Second))
+	c.cool = cancel
 	c.warmed.Go(func() {
-		ctx, cancel := context.WithTimeout(ctx, max(lease.Duration(), time.Second))
 		defer cancel()
 		_ = term.Warm(ctx)
 	})
@@ -319,6 +321,9 @@ func (c *candidate) closeTerm() {
 	if c.term != nil {
 		c.term.Close()
 		c.term = nil
+	}
+	if c.cool != nil {
+		c.cool()
 	}
 	c.warmed.Wait()
 }

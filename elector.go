@@ -349,9 +349,10 @@ func (e *Elector) Run(ctx context.Context, fn func(context.Context, *Leadership)
 func (e *Elector) serve(ctx context.Context, l *Leadership, fn func(context.Context, *Leadership) error) (again bool, err error) {
 	var lead sync.WaitGroup
 	lead.Go(l.lead)
-	// A function that panics takes its leadership along.
+	defer e.update(func(s *Status) { s.Overdue = false })
 	defer lead.Wait()
-	defer func() { l.end(fmt.Errorf("role %s: %w", e.role, ErrClosed)) }()
+	// A function that panics takes its leadership along.
+	defer func() { l.end(fmt.Errorf("%w: the function of Run panicked", l.because(ErrNotHeld))) }()
 
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -365,7 +366,6 @@ func (e *Elector) serve(ctx context.Context, l *Leadership, fn func(context.Cont
 	}()
 
 	stopping := ctx.Err() != nil || e.draining()
-	e.update(func(s *Status) { s.Overdue = false })
 	if lost := l.Err(); lost != nil {
 		if err != nil && !errors.Is(err, context.Canceled) {
 			e.logger.Warn("the function ended after its leadership", "error", err, "loss", lost)

@@ -80,7 +80,8 @@ func (e *RecordError) Error() string {
 // A RejectedError is a call of which a record was refused, by the client or by the
 // partition's leader. Nothing of the call was committed; the leadership goes on.
 type RejectedError struct {
-	// Index is the position of the record in the call.
+	// Index is the position of the record in the call, or -1 where the
+	// offsets of a consumer group were refused.
 	Index int
 
 	// Record is the record, nil if none was passed there.
@@ -91,6 +92,9 @@ type RejectedError struct {
 }
 
 func (e *RejectedError) Error() string {
+	if e.Index < 0 {
+		return fmt.Sprintf("offsets were rejected: %v", e.Err)
+	}
 	if e.Record == nil {
 		return fmt.Sprintf("record %d was rejected: %v", e.Index, e.Err)
 	}

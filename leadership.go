@@ -187,7 +187,8 @@ func (l *Leadership) Produce(ctx context.Context, records ...*kgo.Record) error 
 // ProduceAsync is [Leadership.Produce] without the wait: promise is called with its
 // result, once, and may be nil. Promises run one after the other, in the order in
 // which calls settle, on a goroutine of their own; they may take their time, but what
-// they were called for counts as buffered until they return. Records of calls made
+// they were called for counts as buffered until they return: one that waits for room
+// in the buffer itself, in another call, may wait for ever. Records of calls made
 // one after the other are committed in that order. ProduceAsync blocks while the
 // buffer is full, see [WithMaxBuffered]. Where the call cannot be queued the promise
 // is called before it returns.
@@ -282,6 +283,13 @@ func (l *Leadership) Resign(ctx context.Context) error {
 	select {
 	case err := <-request.done:
 		return err
+	case <-l.over:
+		select {
+		case err := <-request.done:
+			return err
+		default:
+			return nil
+		}
 	case <-ctx.Done():
 		l.end(l.because(ErrResigned))
 		return context.Cause(ctx)
@@ -342,6 +350,15 @@ func (l *Leadership) lead() {
 		_ = l.resign()
 		return
 	}
+	// The goroutine below may be in the middle of a commit when the transport is
+	// closed.
+	go func() {
+		select {
+		case <-l.elector.transport.Closed():
+			l.end(l.because(ErrClosed))
+		case <-l.ctx.Done():
+		}
+	}()
 	renewal := time.NewTimer(l.untilRenewal())
 	defer renewal.Stop()
 	draining := l.elector.transport.Draining()
@@ -370,9 +387,6 @@ func (l *Leadership) lead() {
 		}
 		select {
 		case <-l.ctx.Done():
-			return
-		case <-l.elector.transport.Closed():
-			l.end(l.because(ErrClosed))
 			return
 		case <-draining:
 			draining = nil
@@ -469,6 +483,10 @@ func (l *Leadership) settleOrRetry(calls []*call, err error) {
 			for end < len(calls) && !suspected[end] {
 				end++
 			}
+		}
+		if l.untilRenewal() <= 0 && !l.stopped.Load() {
+			// A call that is refused carries no renewal.
+			_ = l.commit(Batch{}, true)
 		}
 		l.commitCalls(calls[start:end])
 		start = end
@@ -647,8 +665,9 @@ func (l *Leadership) finish() {
 
 // remember notes a token that was lost while its lease may still be the newest.
 func (e *Elector) remember(token FencingToken, cause error) {
-	fenced, unanswered := errors.Is(cause, ErrFenced), errors.Is(cause, ErrUnanswered)
-	if fenced || unanswered {
-		e.memory.orphan = &orphan{token: token, lostAt: e.now(), atOnce: unanswered}
+	switch {
+	case errors.Is(cause, ErrResigned), errors.Is(cause, ErrLeaseExpired), permanent(cause):
+		return
 	}
+	e.memory.orphan = &orphan{token: token, lostAt: e.now(), atOnce: !errors.Is(cause, ErrFenced)}
 }

@@ -21,6 +21,7 @@ func (t *brokerTerm) addOffsets(ctx context.Context, groups []GroupOffsets) erro
 		if err := t.addGroup(ctx, group.Group); err != nil {
 			return fmt.Errorf("add group %s to the transaction: %w", group.Group, explain(err))
 		}
+		t.offsetsAdded = true
 		if err := t.commitGroup(ctx, group); err != nil {
 			return fmt.Errorf("commit offsets of group %s: %w", group.Group, explain(err))
 		}
@@ -77,12 +78,29 @@ func (t *brokerTerm) commitGroup(ctx context.Context, group GroupOffsets) error 
 	})
 }
 
+// abortByHand ends a transaction that kgo does not know of.
+func (t *brokerTerm) abortByHand(ctx context.Context) error {
+	request := kmsg.NewPtrEndTxnRequest()
+	request.TransactionalID = t.role.String()
+	request.ProducerID, request.ProducerEpoch = t.token.ProducerID(), t.token.ProducerEpoch()
+	return t.whileBusy(ctx, func() error {
+		response, err := request.RequestWith(ctx, t.client)
+		if err != nil {
+			return err
+		}
+		return kerr.ErrorForCode(response.ErrorCode)
+	})
+}
+
 // whileBusy repeats a request while the coordinator finishes the transaction
-// before, or moves.
+// before, or moves, for as long as a renewal can wait.
 func (t *brokerTerm) whileBusy(ctx context.Context, request func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, t.patience()*3/4)
+	defer cancel()
 	for attempt := 1; ; attempt++ {
 		err := request()
-		if err == nil || !errors.Is(err, kerr.ConcurrentTransactions) && !kerr.IsRetriable(err) {
+		busy := errors.Is(err, kerr.ConcurrentTransactions) || kerr.IsRetriable(err)
+		if err == nil || !busy || errors.Is(err, kerr.UnknownTopicOrPartition) {
 			return err
 		}
 		if wait := sleep(ctx, retryBackoff(attempt)); wait != nil {
@@ -113,9 +131,16 @@ func describeWritable(ctx context.Context, client *kgo.Client, topics []string) 
 		}
 		name := *topic.Topic
 		answered[name] = true
-		if err := kerr.ErrorForCode(topic.ErrorCode); err != nil {
+		err := kerr.ErrorForCode(topic.ErrorCode)
+		switch {
+		case errors.Is(err, kerr.UnknownTopicOrPartition):
+			refused[name] = fmt.Errorf("topic %q does not exist: create it: %w", name, err)
+			continue
+		case err != nil && !kerr.IsRetriable(err):
 			refused[name] = fmt.Errorf("topic %q: %w", name, explain(err))
 			continue
+		case err != nil:
+			continue // its leader is being elected
 		}
 		// A broker that does not tell leaves the field at its minimum.
 		if told := topic.AuthorizedOperations; told != math.MinInt32 &&

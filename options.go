@@ -70,8 +70,8 @@ func defaultBrokerConfig() brokerConfig {
 // WithClientOptions adds franz-go options to every client of the transport: TLS,
 // SASL, dialers, hooks. They are applied before the library's own. Options that
 // would break a promise (MaxVersions, TransactionalID, RecordDeliveryTimeout,
-// RecordRetries, AllowIdempotentProduceCancellation) are refused with
-// [ErrInvalidConfig].
+// RecordRetries, AllowIdempotentProduceCancellation, DisableIdempotentWrite,
+// ManualFlushing), and those that consume, are refused with [ErrInvalidConfig].
 func WithClientOptions(opts ...kgo.Opt) BrokerOption {
 	return brokerOption(func(c *brokerConfig) { c.clientOptions = append(c.clientOptions, opts...) })
 }
@@ -326,6 +326,11 @@ func checkUserOptions(option string, opts []kgo.Opt) error {
 		{"RecordDeliveryTimeout", optionChanged(client, bare, kgo.RecordDeliveryTimeout)},
 		{"RecordRetries", optionChanged(client, bare, kgo.RecordRetries)},
 		{"AllowIdempotentProduceCancellation", optionChanged(client, bare, kgo.AllowIdempotentProduceCancellation)},
+		{"DisableIdempotentWrite", optionChanged(client, bare, kgo.DisableIdempotentWrite)},
+		{"ManualFlushing", optionChanged(client, bare, kgo.ManualFlushing)},
+		{"ConsumeTopics", optionChanged(client, bare, kgo.ConsumeTopics)},
+		{"ConsumePartitions", optionChanged(client, bare, kgo.ConsumePartitions)},
+		{"ConsumerGroup", optionChanged(client, bare, kgo.ConsumerGroup)},
 	}
 	for _, r := range refused {
 		if r.broken {

@@ -144,7 +144,7 @@ func (r *reader) consume() {
 		seen := time.Now()
 		r.mu.Lock()
 		fetches.EachPartition(func(p kgo.FetchTopicPartition) {
-			if log := r.logs[p.Partition]; log != nil && len(p.Records) > 0 {
+			if log := r.logs[p.Partition]; log != nil && p.Topic == r.topic.name && len(p.Records) > 0 {
 				r.fold(log, p.Records, seen)
 			}
 		})
@@ -485,12 +485,23 @@ func (r *reader) rawFetch(ctx context.Context, partition int32, from, to int64, 
 				tail.records = append(tail.records, record)
 			}
 		}
-		if next <= tail.next {
+		end := answer.HighWatermark
+		if isolation == kgo.ReadCommitted() {
+			end = answer.LastStableOffset
+		}
+		if next > tail.next {
+			tail.next = next
+			continue
+		}
+		if end >= to {
 			// Nothing more to read: what is left of the range is holes.
 			tail.next = to
 			break
 		}
-		tail.next = next
+		// A leader that has just moved does not know yet how far it may show.
+		if wait := sleep(ctx, barrierGrace); wait != nil {
+			return tail, fmt.Errorf("read %s/%d at %d: %w", r.topic.name, partition, tail.next, wait)
+		}
 	}
 	return tail, nil
 }

@@ -37,6 +37,10 @@ func evidence(batches ...[]*kgo.Record) []writtenAt {
 	return written
 }
 
+// resolveAttempts is how often a topic has to be missing before it counts as
+// deleted.
+const resolveAttempts = 10
+
 // A finding is what is known of an unknown transaction.
 type finding int
 
@@ -69,6 +73,15 @@ func findingOf(token FencingToken, status LeadershipStatus) finding {
 
 // resolve settles the outcome of a commit that went unanswered.
 func (t *BrokerTransport) resolve(ctx context.Context, role Role, token FencingToken, written []writtenAt) (bool, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-t.closed:
+			cancel(ErrClosed)
+		case <-ctx.Done():
+		}
+	}()
 	client, err := kgo.NewClient(t.options(kgo.MaxVersions(pinnedVersions()))...)
 	if err != nil {
 		return false, err
@@ -83,7 +96,7 @@ func (t *BrokerTransport) resolve(ctx context.Context, role Role, token FencingT
 			case findingAborted:
 				return false, nil
 			case findingInLog:
-				return t.readOutcome(ctx, written)
+				return t.readOutcome(ctx, token, written)
 			}
 			// Committing is what was asked for, and the epoch is still the
 			// newest: ask again.
@@ -117,10 +130,10 @@ func commitAgain(ctx context.Context, client *kgo.Client, role Role, token Fenci
 // readOutcome looks into the log, past which the transaction is settled, for one of
 // its records. Presence proves that it was committed; absence that it was not, unless
 // the record could have been removed since.
-func (t *BrokerTransport) readOutcome(ctx context.Context, written []writtenAt) (bool, error) {
+func (t *BrokerTransport) readOutcome(ctx context.Context, token FencingToken, written []writtenAt) (bool, error) {
 	var proof bool
 	for _, at := range written {
-		present, removable, err := t.readRecord(ctx, at)
+		present, removable, err := t.readRecord(ctx, token, at)
 		if err != nil {
 			return false, err
 		}
@@ -137,7 +150,7 @@ func (t *BrokerTransport) readOutcome(ctx context.Context, written []writtenAt) 
 
 // readRecord reports whether a committed record is at an offset, and, if none is,
 // whether one could have been removed.
-func (t *BrokerTransport) readRecord(ctx context.Context, at writtenAt) (present, removable bool, err error) {
+func (t *BrokerTransport) readRecord(ctx context.Context, token FencingToken, at writtenAt) (present, removable bool, err error) {
 	client, err := kgo.NewClient(t.options(
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{at.topic: {at.partition: kgo.NewOffset().At(at.offset)}}),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
@@ -151,9 +164,13 @@ func (t *BrokerTransport) readRecord(ctx context.Context, at writtenAt) (present
 	for attempt := 1; ; attempt++ {
 		stable, err := t.kadm.ListCommittedOffsets(ctx, at.topic)
 		if err == nil {
-			if end, ok := stable.Lookup(at.topic, at.partition); ok && end.Err == nil && end.Offset > at.offset {
+			end, ok := stable.Lookup(at.topic, at.partition)
+			if err = end.Err; ok && err == nil && end.Offset > at.offset {
 				break
 			}
+		}
+		if attempt > resolveAttempts && errors.Is(err, kerr.UnknownTopicOrPartition) {
+			return false, true, nil // the topic is gone, and its records with it
 		}
 		if wait := sleep(ctx, retryBackoff(attempt)); wait != nil {
 			return false, false, errors.Join(wait, err)
@@ -174,7 +191,8 @@ func (t *BrokerTransport) readRecord(ctx context.Context, at writtenAt) (present
 			}
 		})
 		if next != nil {
-			return next.Offset == at.offset && !next.Attrs.IsControl(), removable, nil
+			wrote, _ := RecordToken(next)
+			return next.Offset == at.offset && !next.Attrs.IsControl() && wrote == token, removable, nil
 		}
 	}
 }

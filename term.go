@@ -41,12 +41,19 @@ type brokerTerm struct {
 	token     FencingToken
 	writable  map[string]bool // topics that were looked up; of the one who commits
 
+	// offsetsAdded is set while the coordinator has a transaction open of which
+	// kgo need not know. It belongs to the one who commits.
+	offsetsAdded bool
+
 	// unanswered is set once an attempt that may change a transaction ended
 	// without an answer. What it was about may still take effect, in the middle
 	// of the next transaction.
 	unanswered atomic.Bool
 	// unansweredEnd is set when such an attempt was an EndTxn.
 	unansweredEnd atomic.Bool
+	// endAttempts counts the EndTxn of the present commit that were sent. One
+	// that was answered with a retriable error may have taken effect.
+	endAttempts atomic.Int32
 
 	mu  sync.Mutex // guards err
 	err error
@@ -88,6 +95,9 @@ func newBrokerTerm(t *BrokerTransport, topic stateTopic, role Role, config TermC
 type answerHook struct{ term *brokerTerm }
 
 func (h answerHook) OnBrokerE2E(_ kgo.BrokerMetadata, key int16, e kgo.BrokerE2E) {
+	if kmsg.Key(key) == kmsg.EndTxn {
+		h.term.endAttempts.Add(1)
+	}
 	if e.Err() == nil {
 		return
 	}
@@ -183,7 +193,7 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 	if err := t.client.BeginTransaction(); err != nil {
 		return -1, t.lost(ctx, "begin a transaction", err)
 	}
-	records := batch.Records
+	records := slices.Clip(batch.Records) // the caller owns what is behind it
 	failed := t.produce(records)
 	if len(failed) == 0 && batch.More != nil {
 		if more := batch.More(); len(more) > 0 {
@@ -202,6 +212,8 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 	if failed := t.produce(state); len(failed) > 0 {
 		return -1, t.rollback(ctx, nil, failed)
 	}
+	t.offsetsAdded = false
+	t.endAttempts.Store(0)
 	if err := t.client.EndTransaction(context.Background(), kgo.TryCommit); err != nil {
 		return -1, t.failedCommit(ctx, err, evidence(records, state))
 	}
@@ -229,12 +241,8 @@ func (t *brokerTerm) checkTopics(ctx context.Context, records []*kgo.Record) []f
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.patience())
 	defer cancel()
-	refused, err := describeWritable(ctx, t.transport.admin, unknown)
-	if err != nil {
-		for _, topic := range unknown {
-			refused[topic] = fmt.Errorf("look up topic %q: %w", topic, err)
-		}
-	}
+	// Where it cannot be told now, the writing will tell.
+	refused, _ := describeWritable(ctx, t.transport.admin, unknown)
 	for _, topic := range unknown {
 		if refused[topic] == nil {
 			t.writable[topic] = true
@@ -313,47 +321,27 @@ func (t *brokerTerm) produce(records []*kgo.Record) []failure {
 	for _, record := range records {
 		t.client.Produce(context.Background(), record, promise)
 	}
-	// The records of a topic that is deleted meanwhile would never be answered,
-	// and hold up all others until the coordinator aborts the transaction.
-	stalled := time.NewTicker(t.patience() / 2)
+	// The records of a topic that is deleted meanwhile, or of a partition that
+	// takes no writes, would be tried again for ever, and hold up all others and
+	// the next renewal.
+	stalled := time.NewTimer(t.patience() * 3 / 4)
 	defer stalled.Stop()
-	for {
-		select {
-		case <-done:
-			return failed
-		case <-stalled.C:
-			t.giveUpDeleted(records)
+	select {
+	case <-done:
+	case <-stalled.C:
+		for _, r := range records {
+			if r.Topic != t.topic.name {
+				t.client.PurgeTopicsFromProducing(r.Topic)
+			}
 		}
+		<-done
 	}
+	return failed
 }
 
 // patience is how long a question about topics may hold up the transaction.
 func (t *brokerTerm) patience() time.Duration {
 	return max(min(t.config.TransactionTimeout, t.config.AttemptTimeout), 100*time.Millisecond)
-}
-
-// giveUpDeleted fails the records of topics that are no longer there.
-func (t *brokerTerm) giveUpDeleted(records []*kgo.Record) {
-	var topics []string
-	for _, r := range records {
-		if r.Topic != t.topic.name && !slices.Contains(topics, r.Topic) {
-			topics = append(topics, r.Topic)
-		}
-	}
-	if len(topics) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), t.patience()/4)
-	defer cancel()
-	refused, err := describeWritable(ctx, t.transport.admin, topics)
-	if err != nil {
-		return
-	}
-	for topic, why := range refused {
-		if errors.Is(why, kerr.UnknownTopicOrPartition) {
-			t.client.PurgeTopicsFromProducing(topic)
-		}
-	}
 }
 
 // isFence reports whether an error is a sign that the epoch is no longer the
@@ -389,6 +377,14 @@ func (t *brokerTerm) rollback(ctx context.Context, records []*kgo.Record, failed
 	if err := t.client.EndTransaction(context.Background(), kgo.TryAbort); err != nil {
 		return t.lost(ctx, what, errors.Join(cause.err, err))
 	}
+	// kgo ends what it has opened itself. Offsets that were added before are in
+	// the same transaction, and would be committed with the next one.
+	if t.offsetsAdded {
+		t.offsetsAdded = false
+		if err := t.abortByHand(ctx); err != nil {
+			return t.lost(ctx, what, errors.Join(cause.err, err))
+		}
+	}
 	// After some aborts kgo asks for a new epoch by itself.
 	id, epoch, err := t.client.ProducerID(ctx)
 	if err != nil {
@@ -399,6 +395,9 @@ func (t *brokerTerm) rollback(ctx context.Context, records []*kgo.Record, failed
 	}
 	if t.unanswered.Load() {
 		return t.lost(ctx, what, cause.err)
+	}
+	if cause.record == nil {
+		return &RejectedError{Index: -1, Err: cause.err}
 	}
 	if err := rejected(records, failed); err != nil {
 		// A topic that did not take a record is looked up again.
@@ -418,7 +417,7 @@ func (t *brokerTerm) failedCommit(ctx context.Context, err error, written []writ
 	}
 	// A fence is proof that nothing was committed only if no earlier attempt
 	// can have been.
-	if isFence(err) && !t.unansweredEnd.Load() {
+	if isFence(err) && !t.unansweredEnd.Load() && t.endAttempts.Load() <= 1 {
 		return t.lost(ctx, what, err)
 	}
 	t.end(fmt.Errorf("role %s: %w", t.role, ErrUnanswered))
