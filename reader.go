@@ -359,7 +359,7 @@ func (r *reader) barrier(ctx context.Context, sub *subscription) (RoleView, erro
 	defer cancel()
 	defer context.AfterFunc(r.ctx, cancel)()
 
-	stable, end, err := r.ends(ctx, sub.log)
+	stable, end, err := r.ends(ctx, sub.log.partition)
 	if err != nil {
 		return RoleView{}, err
 	}
@@ -387,17 +387,54 @@ func (r *reader) barrier(ctx context.Context, sub *subscription) (RoleView, erro
 	return view, nil
 }
 
-// ends asks for the last stable offset and the high watermark of a partition. A
-// fetch that waits for nothing tells both at once.
-func (r *reader) ends(ctx context.Context, log *partitionLog) (stable, end int64, err error) {
-	r.mu.Lock()
-	from := log.position
-	r.mu.Unlock()
-	answer, err := r.fetch(ctx, log.partition, from, kgo.ReadCommitted())
+// ends asks for the last stable offset and the high watermark of a partition. It
+// lists offsets instead of taking those of a fetch: a leader that has just moved
+// knows that its own are not to be believed yet, and says so only there (KIP-207).
+func (r *reader) ends(ctx context.Context, partition int32) (stable, end int64, err error) {
+	err = r.fromLeader(ctx, partition, func(leader int32) error {
+		var (
+			other   sync.WaitGroup
+			endsErr error
+		)
+		other.Go(func() { end, endsErr = r.listOffset(ctx, leader, partition, kgo.ReadUncommitted()) })
+		var err error
+		stable, err = r.listOffset(ctx, leader, partition, kgo.ReadCommitted())
+		other.Wait()
+		return errors.Join(err, endsErr)
+	})
 	if err != nil {
-		return 0, 0, fmt.Errorf("ask for the end of %s/%d: %w", r.topic.name, log.partition, explain(err))
+		return 0, 0, fmt.Errorf("ask for the end of %s/%d: %w", r.topic.name, partition, err)
 	}
-	return answer.LastStableOffset, max(answer.HighWatermark, answer.LastStableOffset), nil
+	return stable, max(end, stable), nil
+}
+
+// listOffset asks a broker for the end of a partition: the last stable offset, or
+// the high watermark.
+func (r *reader) listOffset(ctx context.Context, leader, partition int32, isolation kgo.IsolationLevel) (int64, error) {
+	part := kmsg.NewListOffsetsRequestTopicPartition()
+	part.Partition = partition
+	part.Timestamp = -1 // the end
+	part.CurrentLeaderEpoch = -1
+	topic := kmsg.NewListOffsetsRequestTopic()
+	topic.Topic = r.topic.name
+	topic.Partitions = append(topic.Partitions, part)
+	request := kmsg.NewPtrListOffsetsRequest()
+	request.ReplicaID = -1
+	if isolation == kgo.ReadCommitted() {
+		request.IsolationLevel = 1
+	}
+	request.Topics = append(request.Topics, topic)
+
+	answer, err := r.transport.admin.Broker(int(leader)).Request(ctx, request)
+	if err != nil {
+		return 0, err
+	}
+	response, ok := answer.(*kmsg.ListOffsetsResponse)
+	if !ok || len(response.Topics) != 1 || len(response.Topics[0].Partitions) != 1 {
+		return 0, errors.New("the broker's answer names another partition")
+	}
+	found := response.Topics[0].Partitions[0]
+	return found.Offset, kerr.ErrorForCode(found.ErrorCode)
 }
 
 // awaitPosition waits until the fold has reached an offset. Where the pushed
@@ -506,49 +543,60 @@ func (r *reader) rawFetch(ctx context.Context, partition int32, from, to int64, 
 	return tail, nil
 }
 
-// fetch asks the leader of a partition for what it has from an offset on, and asks
-// again, while leaders move, until ctx ends.
-func (r *reader) fetch(ctx context.Context, partition int32, from int64, isolation kgo.IsolationLevel) (*kmsg.FetchResponseTopicPartition, error) {
+// fetch asks the leader of a partition for what it has from an offset on.
+func (r *reader) fetch(ctx context.Context, partition int32, from int64, isolation kgo.IsolationLevel) (answer *kmsg.FetchResponseTopicPartition, err error) {
+	err = r.fromLeader(ctx, partition, func(leader int32) error {
+		answer, err = r.fetchFrom(ctx, leader, partition, from, isolation)
+		return err
+	})
+	return answer, err
+}
+
+// fromLeader asks the leader of a partition something, and asks again, while leaders
+// move, until ctx ends.
+func (r *reader) fromLeader(ctx context.Context, partition int32, ask func(leader int32) error) error {
 	for attempt := 1; ; attempt++ {
-		answer, err := r.fetchOnce(ctx, partition, from, isolation)
+		leader, err := r.leader(ctx, partition)
 		if err == nil {
-			return answer, nil
+			err = ask(leader)
+		}
+		r.mu.Lock()
+		if err == nil {
+			r.leaders[partition] = leader
+		} else {
+			delete(r.leaders, partition)
+		}
+		r.mu.Unlock()
+		if err == nil {
+			return nil
 		}
 		if err = explain(err); permanent(err) || errors.Is(err, kgo.ErrClientClosed) {
-			return nil, err
+			return err
 		}
 		if wait := sleep(ctx, retryBackoff(attempt)); wait != nil {
-			return nil, fmt.Errorf("%w: %w", wait, err)
+			return fmt.Errorf("%w: %w", wait, err)
 		}
 	}
 }
 
-// fetchOnce asks the broker that answered last, and looks the leader up if there is
-// none.
-func (r *reader) fetchOnce(ctx context.Context, partition int32, from int64, isolation kgo.IsolationLevel) (*kmsg.FetchResponseTopicPartition, error) {
+// leader returns the broker that answered last for a partition, and looks its leader
+// up if there is none.
+func (r *reader) leader(ctx context.Context, partition int32) (int32, error) {
 	r.mu.Lock()
 	leader, known := r.leaders[partition]
 	r.mu.Unlock()
-	if !known {
-		metadata, err := r.transport.kadm.Metadata(ctx, r.topic.name)
-		if err != nil {
-			return nil, fmt.Errorf("find the leader: %w", err)
-		}
-		found, ok := metadata.Topics[r.topic.name].Partitions[partition]
-		if !ok || found.Leader < 0 {
-			return nil, fmt.Errorf("find the leader: %w", kerr.LeaderNotAvailable)
-		}
-		leader = found.Leader
+	if known {
+		return leader, nil
 	}
-	answer, err := r.fetchFrom(ctx, leader, partition, from, isolation)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err == nil {
-		r.leaders[partition] = leader
-	} else {
-		delete(r.leaders, partition)
+	metadata, err := r.transport.kadm.Metadata(ctx, r.topic.name)
+	if err != nil {
+		return 0, fmt.Errorf("find the leader: %w", err)
 	}
-	return answer, err
+	found, ok := metadata.Topics[r.topic.name].Partitions[partition]
+	if !ok || found.Leader < 0 {
+		return 0, fmt.Errorf("find the leader: %w", kerr.LeaderNotAvailable)
+	}
+	return found.Leader, nil
 }
 
 func (r *reader) fetchFrom(ctx context.Context, leader, partition int32, from int64, isolation kgo.IsolationLevel) (*kmsg.FetchResponseTopicPartition, error) {
