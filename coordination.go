@@ -45,7 +45,10 @@
 //   - candidacy.go: the further rules of a candidate, as pure functions
 //   - elector.go, candidate.go, leadership.go: the elector, a campaign, a term
 //   - transport.go: the seam between all that and the cluster
-//   - broker.go, reader.go, fold.go, term.go, topic.go: the seam over franz-go
+//   - committer.go, transact.go, gate.go: guarded writes
+//   - broker.go, reader.go, fold.go, term.go, offsets.go, resolve.go, topic.go: the
+//     seam over franz-go
+//   - options.go, errors.go: what can be set, and what can go wrong
 //
 // # Time
 //

@@ -557,6 +557,50 @@ func TestMovesOfLeaderAndCoordinatorAreNoLoss(t *testing.T) {
 	})
 }
 
+// slowWarm is a transport whose terms take for ever to warm up.
+type slowWarm struct{ coordination.Transport }
+
+type slowTerm struct{ coordination.Term }
+
+func (s slowWarm) NewTerm(role coordination.Role, config coordination.TermConfig) (coordination.Term, error) {
+	term, err := s.Transport.NewTerm(role, config)
+	return slowTerm{term}, err
+}
+
+func (slowTerm) Warm(ctx context.Context) error {
+	<-ctx.Done()
+	return context.Cause(ctx)
+}
+
+func TestWinnerDoesNotWaitForItsWarmUp(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		elector, err := coordination.NewElector(slowWarm{w.machine().transport}, w.role, coordination.MustMemberID("a"), coordination.WithLease(w.lease))
+		require.NoError(w, err)
+		began := time.Now()
+		l := w.lead(elector)
+		require.Less(w, time.Since(began), w.lease.ChallengeStagger())
+		require.NoError(w, l.Resign(w.ctx))
+	})
+}
+
+func TestRunHeedsItsContextWhereProduceRequestsAreLost(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		m := w.machine()
+		registration := coordination.Registration{Member: coordination.MustMemberID("x"), RegisteredAt: time.Now()}
+		_, err := m.transport.Register(w.ctx, w.role, registration)
+		require.NoError(w, err)
+		m.network.watch(func(key int16) bool { return key != int16(kmsg.Produce) })
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(w.ctx, 500*time.Millisecond)
+		defer cancel()
+		_, err = m.transport.Register(ctx, w.role, registration)
+		require.ErrorIs(w, err, context.DeadlineExceeded)
+		require.NoError(w, m.elector("a").Run(ctx, func(context.Context, *coordination.Leadership) error { return nil }))
+		require.Less(w, time.Since(began), 5*time.Second)
+		m.network.watch(nil)
+	})
+}
+
 func TestTopicThatChangesEndsLeadershipAndCampaign(t *testing.T) {
 	for name, change := range map[string]func(w *world){
 		"recreated": func(w *world) {

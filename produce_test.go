@@ -12,6 +12,7 @@ import (
 	coordination "github.com/krabka-io/krabka-coordination-go"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -426,6 +427,167 @@ func TestDeletedTopicFailsItsRecordsAlone(t *testing.T) {
 		require.ErrorAs(w, <-lost, &rejected)
 		require.NoError(w, <-kept)
 		require.NoError(w, l.Err())
+		require.NoError(w, l.Resign(w.ctx))
+	})
+}
+
+func TestCallersSliceIsNotWrittenTo(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		entry := w.ledger()
+		l := w.lead(w.machine().elector("a"))
+		require.NoError(w, l.Produce(w.ctx, entry("warm")))
+		all := []*kgo.Record{entry("mine 0"), entry("mine 1")}
+		// The first call is held up until the second one can join it.
+		w.cluster.Fake().ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
+			w.cluster.Fake().SleepControl(func() { time.Sleep(20 * time.Millisecond) })
+			return nil, nil, false
+		})
+		var calls sync.WaitGroup
+		calls.Go(func() { _ = l.Produce(w.ctx, all[:1]...) })
+		time.Sleep(5 * time.Millisecond)
+		calls.Go(func() { _ = l.Produce(w.ctx, entry("other")) })
+		calls.Wait()
+		require.NoError(w, l.Produce(w.ctx, all[1:]...))
+		require.ElementsMatch(w, []string{"warm", "mine 0", "other", "mine 1"}, w.values("ledger", 4))
+		require.NoError(w, l.Resign(w.ctx))
+	})
+}
+
+func TestResignReturnsWhenTheLeaseIsLostDuringATransact(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		m := w.machine()
+		l := w.lead(m.elector("a", coordination.WithTransactionTimeout(time.Minute)))
+		within := make(chan struct{})
+		transacted := make(chan error, 1)
+		go func() {
+			transacted <- l.Transact(w.ctx, func(ctx context.Context, _ *coordination.Tx) error {
+				close(within)
+				<-ctx.Done()
+				return context.Cause(ctx)
+			})
+		}()
+		<-within
+		resigned := make(chan error, 1)
+		go func() { resigned <- l.Resign(context.Background()) }()
+		time.Sleep(10 * time.Millisecond)
+		m.network.cut()
+		<-l.Done()
+		<-resigned
+		require.Error(w, <-transacted)
+	})
+}
+
+// answer makes the next request of a kind be answered so, instead of by the broker.
+func (w *world) answer(kind kmsg.Key, with func(kmsg.Request) kmsg.Response) {
+	w.cluster.Fake().ControlKey(int16(kind), func(r kmsg.Request) (kmsg.Response, error, bool) {
+		return with(r), nil, true
+	})
+}
+
+func TestRefusedGroupCostsItsCallAlone(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		entry := w.ledger()
+		l := w.lead(w.machine().elector("a"))
+		transact := func(group string) error {
+			return l.Transact(w.ctx, func(_ context.Context, tx *coordination.Tx) error {
+				offsets := make(kadm.Offsets)
+				offsets.AddOffset("ledger", 0, 7, -1)
+				return tx.CommitOffsets(group, offsets)
+			})
+		}
+		w.answer(kmsg.AddOffsetsToTxn, func(r kmsg.Request) kmsg.Response {
+			response, _ := r.ResponseKind().(*kmsg.AddOffsetsToTxnResponse)
+			response.ErrorCode = kerr.GroupAuthorizationFailed.Code
+			return response
+		})
+		var rejected *coordination.RejectedError
+		require.ErrorAs(w, transact("not mine"), &rejected)
+		require.Equal(w, -1, rejected.Index)
+		require.NoError(w, l.Err())
+
+		// The offsets of a transaction that was refused later are not committed
+		// by the next one.
+		w.answer(kmsg.TxnOffsetCommit, func(r kmsg.Request) kmsg.Response {
+			request, _ := r.(*kmsg.TxnOffsetCommitRequest)
+			response, _ := r.ResponseKind().(*kmsg.TxnOffsetCommitResponse)
+			topic := kmsg.NewTxnOffsetCommitResponseTopic()
+			topic.Topic = request.Topics[0].Topic
+			partition := kmsg.NewTxnOffsetCommitResponseTopicPartition()
+			partition.ErrorCode = kerr.IllegalGeneration.Code
+			topic.Partitions = append(topic.Partitions, partition)
+			response.Topics = append(response.Topics, topic)
+			return response
+		})
+		aborts := w.count(kmsg.EndTxn)
+		require.ErrorIs(w, transact("moved on"), kerr.IllegalGeneration)
+		require.Equal(w, 1, aborts(), "kgo would not have ended it")
+		require.NoError(w, l.Err())
+		require.NoError(w, l.Produce(w.ctx, entry("kept")))
+		require.NoError(w, l.Resign(w.ctx))
+	})
+}
+
+func TestFenceAfterARetriedCommitIsNoProof(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		entry := w.ledger()
+		l := w.lead(w.machine().elector("a"))
+		require.NoError(w, l.Produce(w.ctx, entry("one")))
+		attempts := 0
+		w.cluster.Fake().ControlKey(int16(kmsg.EndTxn), func(r kmsg.Request) (kmsg.Response, error, bool) {
+			w.cluster.Fake().KeepControl()
+			response, _ := r.ResponseKind().(*kmsg.EndTxnResponse)
+			if attempts++; attempts == 1 {
+				// So a coordinator answers that could not confirm its append.
+				response.ErrorCode = kerr.CoordinatorNotAvailable.Code
+			} else {
+				response.ErrorCode = kerr.ProducerFenced.Code
+			}
+			return response, nil, attempts <= 2
+		})
+		err := l.Produce(w.ctx, entry("two"))
+		require.ErrorIs(w, err, coordination.ErrOutcomeUnknown)
+		require.NotErrorIs(w, err, coordination.ErrNotHeld)
+		require.Error(w, l.Err())
+	})
+}
+
+func TestCloseEndsACommitUnderWay(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		entry := w.ledger()
+		m := w.machine()
+		l := w.lead(m.elector("a"))
+		require.NoError(w, l.Produce(w.ctx, entry("one")))
+		m.network.watch(func(key int16) bool { return key != int16(kmsg.EndTxn) })
+		result := make(chan error, 1)
+		go func() { result <- l.Produce(w.ctx, entry("two")) }()
+		time.Sleep(5 * time.Millisecond)
+		began := time.Now()
+		m.transport.Close()
+		<-l.Done()
+		require.Less(w, time.Since(began), 100*time.Millisecond)
+		require.ErrorIs(w, l.Err(), coordination.ErrClosed)
+		require.ErrorIs(w, <-result, coordination.ErrOutcomeUnknown)
+	})
+}
+
+func TestPassingMetadataFaultIsNoRejection(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		entry := w.ledger()
+		l := w.lead(w.machine().elector("a"))
+		w.cluster.Fake().ControlKey(int16(kmsg.Metadata), func(r kmsg.Request) (kmsg.Response, error, bool) {
+			request, _ := r.(*kmsg.MetadataRequest)
+			if !request.IncludeTopicAuthorizedOperations {
+				w.cluster.Fake().KeepControl()
+				return nil, nil, false
+			}
+			response, _ := r.ResponseKind().(*kmsg.MetadataResponse)
+			topic := kmsg.NewMetadataResponseTopic()
+			topic.Topic = kmsg.StringPtr("ledger")
+			topic.ErrorCode = kerr.LeaderNotAvailable.Code
+			response.Topics = append(response.Topics, topic)
+			return response, nil, true
+		})
+		require.NoError(w, l.Produce(w.ctx, entry("one")))
 		require.NoError(w, l.Resign(w.ctx))
 	})
 }
