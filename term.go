@@ -45,6 +45,9 @@ type brokerTerm struct {
 	// kgo need not know. It belongs to the one who commits.
 	offsetsAdded bool
 
+	// purged are the topics of the present transaction that were given up.
+	purged []string
+
 	// unanswered is set once an attempt that may change a transaction ended
 	// without an answer. What it was about may still take effect, in the middle
 	// of the next transaction.
@@ -321,20 +324,54 @@ func (t *brokerTerm) produce(records []*kgo.Record) []failure {
 	for _, record := range records {
 		t.client.Produce(context.Background(), record, promise)
 	}
-	// The records of a topic that is deleted meanwhile, or of a partition that
-	// takes no writes, would be tried again for ever, and hold up all others and
-	// the next renewal.
-	stalled := time.NewTimer(t.patience() * 3 / 4)
+	// The records of a topic that is deleted meanwhile would be tried again for
+	// ever, and hold up all others.
+	stalled := time.NewTicker(t.patience() / 2)
 	defer stalled.Stop()
-	select {
-	case <-done:
-	case <-stalled.C:
-		for _, r := range records {
-			if r.Topic != t.topic.name {
-				t.client.PurgeTopicsFromProducing(r.Topic)
-			}
+	for {
+		select {
+		case <-done:
+			return append(failed, t.given(records)...)
+		case <-stalled.C:
+			t.giveUpDeleted(records)
 		}
-		<-done
+	}
+}
+
+// giveUpDeleted makes kgo fail the records of topics that are no longer there. It
+// then forgets that they were part of the transaction, too.
+func (t *brokerTerm) giveUpDeleted(records []*kgo.Record) {
+	var topics []string
+	for _, r := range records {
+		if r.Topic != t.topic.name && !slices.Contains(topics, r.Topic) {
+			topics = append(topics, r.Topic)
+		}
+	}
+	if len(topics) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), t.patience()/4)
+	defer cancel()
+	refused, err := describeWritable(ctx, t.transport.admin, topics)
+	if err != nil {
+		return
+	}
+	for topic, why := range refused {
+		if errors.Is(why, kerr.UnknownTopicOrPartition) {
+			t.purged = append(t.purged, topic)
+			t.client.PurgeTopicsFromProducing(topic)
+		}
+	}
+}
+
+// given lists the records of topics that were given up. Those among them that were
+// written in the last moment failed as well: kgo would not commit them.
+func (t *brokerTerm) given(records []*kgo.Record) []failure {
+	var failed []failure
+	for _, r := range records {
+		if slices.Contains(t.purged, r.Topic) {
+			failed = append(failed, failure{r, kerr.UnknownTopicOrPartition})
+		}
 	}
 	return failed
 }
@@ -377,10 +414,10 @@ func (t *brokerTerm) rollback(ctx context.Context, records []*kgo.Record, failed
 	if err := t.client.EndTransaction(context.Background(), kgo.TryAbort); err != nil {
 		return t.lost(ctx, what, errors.Join(cause.err, err))
 	}
-	// kgo ends what it has opened itself. Offsets that were added before are in
-	// the same transaction, and would be committed with the next one.
-	if t.offsetsAdded {
-		t.offsetsAdded = false
+	// kgo ends what it knows to be open. Offsets that were added, and records of
+	// topics that were given up, would be committed with the next transaction.
+	if t.offsetsAdded || len(t.purged) > 0 {
+		t.offsetsAdded, t.purged = false, nil
 		if err := t.abortByHand(ctx); err != nil {
 			return t.lost(ctx, what, errors.Join(cause.err, err))
 		}
