@@ -34,6 +34,9 @@ func (p Phase) String() string {
 	return [...]string{"stopped", "joining", "standby", "leading", "draining"}[p]
 }
 
+// MarshalText returns what String does.
+func (p Phase) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
+
 // Status is a snapshot of an elector, for health checks and people.
 type Status struct {
 	Role   Role

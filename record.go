@@ -55,6 +55,9 @@ func MustRole(name string) Role {
 // String returns the role's name.
 func (r Role) String() string { return r.name }
 
+// MarshalText returns the role's name, and nothing for the zero value.
+func (r Role) MarshalText() ([]byte, error) { return []byte(r.name), nil }
+
 func validRole(role Role) error {
 	if role == (Role{}) {
 		return invalidConfig("the role is the zero value: make one with NewRole")
@@ -94,6 +97,9 @@ func NewUniqueMemberID(prefix string) (MemberID, error) {
 
 // String returns the id's text.
 func (m MemberID) String() string { return m.name }
+
+// MarshalText returns the id's text, and nothing for the zero value.
+func (m MemberID) MarshalText() ([]byte, error) { return []byte(m.name), nil }
 
 func validMember(member MemberID) error {
 	if member == (MemberID{}) {

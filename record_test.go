@@ -160,6 +160,17 @@ func TestNamesAreOneTo249BytesOfUTF8(t *testing.T) {
 	}
 }
 
+func TestNamesInJSON(t *testing.T) {
+	encoded, err := json.Marshal(struct {
+		Role   Role
+		Member MemberID
+		Nobody MemberID
+		Phase  Phase
+	}{MustRole("r"), MustMemberID("m"), MemberID{}, PhaseLeading})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"Role":"r","Member":"m","Nobody":"","Phase":"leading"}`, string(encoded))
+}
+
 func TestUniqueMemberIDsDiffer(t *testing.T) {
 	a, err := NewUniqueMemberID("node")
 	require.NoError(t, err)
