@@ -45,10 +45,9 @@ const resolveAttempts = 10
 type finding int
 
 const (
-	findingOpen      finding = iota // it may still go either way
-	findingCommitted                // it was committed
-	findingAborted                  // it was aborted
-	findingInLog                    // it is settled, and the log tells how
+	findingOpen    finding = iota // it was not ended; it may still go either way
+	findingEnding                 // it is being ended; a coordinator that fails may forget that
+	findingSettled                // it has ended, and the log tells how
 )
 
 // findingOf says what the coordinator's state of a role tells about the last
@@ -58,17 +57,15 @@ func findingOf(token FencingToken, status LeadershipStatus) finding {
 	if !ok || described != token {
 		// A newer epoch settled it first. (Nothing runs under a token after
 		// an unknown commit.)
-		return findingInLog
+		return findingSettled
 	}
 	switch status.State {
-	case TransactionPrepareCommit, TransactionCompleteCommit:
-		return findingCommitted
-	case TransactionPrepareAbort, TransactionCompleteAbort:
-		return findingAborted
-	case TransactionEmpty, TransactionDead:
-		return findingInLog
+	case TransactionOngoing:
+		return findingOpen
+	case TransactionPrepareCommit, TransactionPrepareAbort, TransactionPrepareEpochFence:
+		return findingEnding
 	}
-	return findingOpen
+	return findingSettled
 }
 
 // resolve settles the outcome of a commit that went unanswered.
@@ -91,17 +88,16 @@ func (t *BrokerTransport) resolve(ctx context.Context, role Role, token FencingT
 		status, err := t.Describe(ctx, role)
 		if err == nil {
 			switch findingOf(token, status) {
-			case findingCommitted:
-				return true, nil
-			case findingAborted:
-				return false, nil
-			case findingInLog:
-				return t.readOutcome(ctx, token, written)
-			}
-			// Committing is what was asked for, and the epoch is still the
-			// newest: ask again.
-			if err = commitAgain(ctx, client, role, token); err == nil {
-				return true, nil
+			case findingSettled:
+				committed, proof, err := t.readOutcome(ctx, token, written)
+				if err == nil && !proof {
+					return committedBy(token, status)
+				}
+				return committed, err
+			case findingOpen:
+				// Committing is what was asked for, and the epoch is still
+				// the newest: ask again.
+				err = commitAgain(ctx, client, role, token)
 			}
 		}
 		if errors.Is(err, ErrClosed) {
@@ -113,8 +109,22 @@ func (t *BrokerTransport) resolve(ctx context.Context, role Role, token FencingT
 	}
 }
 
-// commitAgain repeats the commit request. Success is proof: the coordinator refuses
-// to commit what it has aborted.
+// committedBy is the coordinator's word on the last transaction under a token, for
+// where the log cannot tell any more.
+func committedBy(token FencingToken, status LeadershipStatus) (bool, error) {
+	if described, _ := status.Token(); described == token {
+		switch status.State {
+		case TransactionCompleteCommit:
+			return true, nil
+		case TransactionCompleteAbort:
+			return false, nil
+		}
+	}
+	return false, errors.New("the records are not in the log, but compaction or retention may have removed them")
+}
+
+// commitAgain repeats the commit request. Even its success is no proof yet: see
+// findingEnding.
 func commitAgain(ctx context.Context, client *kgo.Client, role Role, token FencingToken) error {
 	request := kmsg.NewPtrEndTxnRequest()
 	request.TransactionalID = role.String()
@@ -130,22 +140,18 @@ func commitAgain(ctx context.Context, client *kgo.Client, role Role, token Fenci
 // readOutcome looks into the log, past which the transaction is settled, for one of
 // its records. Presence proves that it was committed; absence that it was not, unless
 // the record could have been removed since.
-func (t *BrokerTransport) readOutcome(ctx context.Context, token FencingToken, written []writtenAt) (bool, error) {
-	var proof bool
+func (t *BrokerTransport) readOutcome(ctx context.Context, token FencingToken, written []writtenAt) (committed, proof bool, err error) {
 	for _, at := range written {
 		present, removable, err := t.readRecord(ctx, token, at)
 		if err != nil {
-			return false, err
+			return false, false, err
 		}
 		if present {
-			return true, nil
+			return true, true, nil
 		}
 		proof = proof || !removable
 	}
-	if !proof {
-		return false, errors.New("the records are not in the log, but compaction or retention may have removed them")
-	}
-	return false, nil
+	return false, proof, nil
 }
 
 // readRecord reports whether a committed record is at an offset, and, if none is,
