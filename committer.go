@@ -123,23 +123,46 @@ func (q *queue) wake() {
 	}
 }
 
+// A callBatch is the calls of one transaction.
+type callBatch struct {
+	calls   []*call
+	records int
+	bytes   int
+}
+
+// takes reports whether a call has room in it.
+func (b *callBatch) takes(c *call) bool {
+	if len(b.calls) == 0 {
+		return true
+	}
+	return c.turn == nil && b.records+len(c.records) <= maxBatchRecords && b.bytes+c.bytes <= maxBatchBytes
+}
+
+func (b *callBatch) add(c *call) {
+	b.calls = append(b.calls, c)
+	b.records += len(c.records)
+	b.bytes += c.bytes
+}
+
+// reset empties it and keeps its memory.
+func (b *callBatch) reset() {
+	clear(b.calls)
+	*b = callBatch{calls: b.calls[:0]}
+}
+
 // take adds the calls of the next transaction to what it has already, or one that
-// asks for a turn where it has nothing.
-func (q *queue) take(into []*call) []*call {
+// asks for a turn where it has nothing. Who takes has to wake the queue when it can
+// take again.
+func (q *queue) take(into *callBatch) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	records, bytes := 0, 0
-	for _, c := range into {
-		records, bytes = records+len(c.records), bytes+c.bytes
-	}
 	n := 0
 	for _, c := range q.calls {
-		if len(into) > 0 && (c.turn != nil || records+len(c.records) > maxBatchRecords || bytes+c.bytes > maxBatchBytes) {
+		if !into.takes(c) {
 			break
 		}
 		c.taken = true
-		records, bytes = records+len(c.records), bytes+c.bytes
-		into = append(into, c)
+		into.add(c)
 		n++
 		if c.turn != nil {
 			break
@@ -148,10 +171,6 @@ func (q *queue) take(into []*call) []*call {
 	rest := copy(q.calls, q.calls[n:])
 	clear(q.calls[rest:])
 	q.calls = q.calls[:rest]
-	if rest > 0 {
-		q.wake()
-	}
-	return into
 }
 
 // errWithdrawn is what add returns for a call that was withdrawn before.

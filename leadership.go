@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -158,8 +159,9 @@ func (l *Leadership) Check(ctx context.Context) error {
 // not be touched until it returns, and after an unknown outcome never again.
 //
 // nil: committed. [ErrNotHeld]: nothing was committed, the leadership is over.
-// [*RejectedError]: a record was refused, nothing of this call was committed, the
-// leadership goes on. [*OutcomeUnknownError]: the cluster never answered whether it
+// [*RejectedError]: a record was refused, or its partition took nothing for a renew
+// interval; nothing of this call was committed, the leadership goes on.
+// [*OutcomeUnknownError]: the cluster never answered whether it
 // committed; the leadership is over. ctx's cause: ctx ended while the call was
 // queued, nothing was committed. After any other error nothing was committed and the
 // leadership goes on. Order holds within a call, and between calls that are made one
@@ -221,6 +223,9 @@ func (l *Leadership) enqueue(ctx context.Context, records []*kgo.Record, promise
 	}
 	if len(records) == 0 {
 		return nil, nil
+	}
+	if err := l.term.Check(ctx, records); err != nil {
+		return nil, err
 	}
 	c := newCall(records)
 	if c.promise = promise; promise != nil && ctx.Done() != nil {
@@ -368,7 +373,7 @@ func (l *Leadership) lead() {
 	}
 	var (
 		failures int
-		calls    []*call      // of one transaction; the memory is used again
+		batch    callBatch    // of one transaction; the memory is used again
 		turn     *turn        // the Transact that has the committer, or nil
 		leaving  *resignation // waits for that
 	)
@@ -399,16 +404,17 @@ func (l *Leadership) lead() {
 			}()
 		case leaving = <-l.resigns:
 		case <-ready:
-			calls = l.queue.take(calls[:0])
+			batch.reset()
+			l.queue.take(&batch)
 			switch {
-			case len(calls) == 0:
-			case calls[0].turn != nil:
-				turn = calls[0].turn
-				l.queue.free(calls[0].bytes)
+			case len(batch.calls) == 0:
+			case batch.calls[0].turn != nil:
+				turn = batch.calls[0].turn
+				l.queue.free(batch.calls[0].bytes)
 				close(turn.granted)
 			default:
-				calls = l.commitQueue(calls)
-				clear(calls)
+				l.commitQueue(&batch)
+				l.queue.wake()
 				renewal.Reset(l.untilRenewal())
 			}
 		case c := <-commit:
@@ -444,43 +450,51 @@ func (l *Leadership) commitCalls(calls []*call) {
 	l.settleOrRetry(calls, err)
 }
 
-// commitQueue commits what is in the queue: the calls that were taken, and those that
-// have come by the time their records are written.
-func (l *Leadership) commitQueue(calls []*call) []*call {
-	batch := l.batch(calls)
+// commitQueue commits the calls that were taken from the queue, and those that come
+// while their records are being written.
+func (l *Leadership) commitQueue(taken *callBatch) {
+	batch := l.batch(taken.calls)
+	batch.Ready = l.queue.ready
 	batch.More = func() []*kgo.Record {
-		first := len(calls)
-		calls = l.queue.take(calls)
+		first := len(taken.calls)
+		l.queue.take(taken)
 		l.more = l.more[:0]
-		for _, c := range calls[first:] {
+		for _, c := range taken.calls[first:] {
 			l.more = append(l.more, c.records...)
 		}
 		return l.more
 	}
 	err := l.commit(batch, l.untilRenewal() <= 0)
-	l.settleOrRetry(calls, err)
-	return calls
+	l.settleOrRetry(taken.calls, err)
 }
 
 // settleOrRetry tells calls what became of their transaction, or commits them again
 // without those of which a record was refused.
 func (l *Leadership) settleOrRetry(calls []*call, err error) {
-	refused := rejections(err)
-	if len(refused) == 0 {
+	all := rejections(err)
+	if len(all) == 0 {
 		l.settle(calls, err)
 		return
 	}
+	refused := refusals(calls, all)
 	if len(calls) == 1 {
-		l.settle(calls, refused[0])
+		l.settle(calls, refused[calls[0]])
 		return
 	}
-	// Which of the records of a batch was at fault is not always told: each call
+	// A record that its partition did not take would hold up the others again.
+	calls = slices.DeleteFunc(calls, func(c *call) bool {
+		stalled := isStall(refused[c])
+		if stalled {
+			l.settle([]*call{c}, refused[c])
+		}
+		return stalled
+	})
+	// Which of the other records was at fault is not always told: each call
 	// that is suspected is tried alone, in its place, so that their order stays.
-	suspected := suspects(calls, refused)
 	for start := 0; start < len(calls); {
 		end := start + 1
-		if !suspected[start] {
-			for end < len(calls) && !suspected[end] {
+		if refused[calls[start]] == nil {
+			for end < len(calls) && refused[calls[end]] == nil {
 				end++
 			}
 		}
@@ -508,20 +522,23 @@ func rejections(err error) []*RejectedError {
 	return nil
 }
 
-// suspects says for each call whether one of its records was refused.
-func suspects(calls []*call, refused []*RejectedError) []bool {
-	suspected := make([]bool, len(calls))
-	for _, r := range refused {
+// refusals attributes refused records to their calls, one to each, with its position
+// in the call. One that is certain goes before others.
+func refusals(calls []*call, all []*RejectedError) map[*call]error {
+	refused := make(map[*call]error)
+	for _, r := range all {
 		first := 0
-		for i, c := range calls {
-			if r.Index < first+len(c.records) {
-				suspected[i] = true
+		for _, c := range calls {
+			if r.Index < first+len(c.records) || len(calls) == 1 {
+				if refused[c] == nil || !isStall(refused[c]) && isStall(r) {
+					refused[c] = &RejectedError{Index: r.Index - first, Record: r.Record, Err: r.Err}
+				}
 				break
 			}
 			first += len(c.records)
 		}
 	}
-	return suspected
+	return refused
 }
 
 // batch puts calls together.

@@ -125,7 +125,7 @@ func TestCallIsWithdrawnWhileItIsQueued(t *testing.T) {
 		m.network.cut()
 		stuck := make(chan error, 1)
 		go func() { stuck <- l.Produce(w.ctx, entry("stuck")) }()
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(30 * time.Millisecond) // nobody can join it any more
 		ctx, cancel := context.WithTimeout(w.ctx, 100*time.Millisecond)
 		defer cancel()
 		require.ErrorIs(w, l.Produce(ctx, entry("withdrawn")), context.DeadlineExceeded)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -39,14 +40,11 @@ type brokerTerm struct {
 	config    TermConfig
 	client    *kgo.Client
 	token     FencingToken
-	writable  map[string]bool // topics that were looked up; of the one who commits
+	writable  sync.Map // topics that were looked up and may be written to, as keys
 
 	// offsetsAdded is set while the coordinator has a transaction open of which
 	// kgo need not know. It belongs to the one who commits.
 	offsetsAdded bool
-
-	// purged are the topics of the present transaction that were given up.
-	purged []string
 
 	// unanswered is set once an attempt that may change a transaction ended
 	// without an answer. What it was about may still take effect, in the middle
@@ -63,7 +61,7 @@ type brokerTerm struct {
 }
 
 func newBrokerTerm(t *BrokerTransport, topic stateTopic, role Role, config TermConfig) (*brokerTerm, error) {
-	term := &brokerTerm{transport: t, topic: topic, role: role, config: config, writable: map[string]bool{topic.name: true}}
+	term := &brokerTerm{transport: t, topic: topic, role: role, config: config}
 	// The user's partitioner is known only to a client made of the user's
 	// options.
 	user, err := kgo.NewClient(append(t.options(), config.ProducerOptions...)...)
@@ -85,6 +83,9 @@ func newBrokerTerm(t *BrokerTransport, topic stateTopic, role Role, config TermC
 		kgo.RequiredAcks(kgo.AllISRAcks()),
 		kgo.RecordPartitioner(statePartitioner{topic: topic.name, user: partitioner}),
 		kgo.ProducerLinger(0),
+		// The elector bounds what is buffered; here nothing may wait for room.
+		kgo.MaxBufferedRecords(math.MaxInt),
+		kgo.MaxBufferedBytes(0),
 		kgo.RequestTimeoutOverhead(max(min(config.AttemptTimeout, t.config.requestTimeout), 100*time.Millisecond)),
 		kgo.WithHooks(answerHook{term}),
 	)
@@ -185,9 +186,6 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 		// kgo does not know of the offsets, and would end nothing.
 		return -1, invalidConfig("role %s: offsets need a record or a lease beside them", t.role)
 	}
-	if refused := t.checkTopics(ctx, batch.Records); len(refused) > 0 {
-		return -1, rejected(batch.Records, refused)
-	}
 	// kgo ignores contexts in the middle of a transaction; closing the client
 	// frees everything that waits in it.
 	stop := context.AfterFunc(ctx, func() { t.end(context.Cause(ctx)) })
@@ -196,23 +194,14 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 	if err := t.client.BeginTransaction(); err != nil {
 		return -1, t.lost(ctx, "begin a transaction", err)
 	}
-	records := slices.Clip(batch.Records) // the caller owns what is behind it
-	failed := t.produce(records)
-	if len(failed) == 0 && batch.More != nil {
-		if more := batch.More(); len(more) > 0 {
-			records = append(records, more...)
-			if failed = t.checkTopics(ctx, more); len(failed) == 0 {
-				failed = t.produce(more)
-			}
-		}
-	}
+	records, failed := t.write(ctx, batch)
 	if len(failed) > 0 {
 		return -1, t.rollback(ctx, records, failed)
 	}
 	if err := t.addOffsets(ctx, batch.Offsets); err != nil {
 		return -1, t.rollback(ctx, nil, []failure{{nil, err}})
 	}
-	if failed := t.produce(state); len(failed) > 0 {
+	if _, failed := t.write(ctx, Batch{Records: state}); len(failed) > 0 {
 		return -1, t.rollback(ctx, nil, failed)
 	}
 	t.offsetsAdded = false
@@ -229,13 +218,13 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 	return lease.Offset, nil
 }
 
-// checkTopics looks up the topics that this term has not written to yet. A topic that
-// is refused in the middle of a transaction would take everything else in it along,
-// and one that is unauthorized the term itself.
-func (t *brokerTerm) checkTopics(ctx context.Context, records []*kgo.Record) []failure {
+// Check looks up the topics that this term has not written to yet. A topic that is
+// refused in the middle of a transaction would take everything else in it along, and
+// one that is unauthorized the term itself.
+func (t *brokerTerm) Check(ctx context.Context, records []*kgo.Record) error {
 	var unknown []string
 	for _, r := range records {
-		if !t.writable[r.Topic] && !slices.Contains(unknown, r.Topic) {
+		if _, ok := t.writable.Load(r.Topic); !ok && !slices.Contains(unknown, r.Topic) {
 			unknown = append(unknown, r.Topic)
 		}
 	}
@@ -245,14 +234,16 @@ func (t *brokerTerm) checkTopics(ctx context.Context, records []*kgo.Record) []f
 	ctx, cancel := context.WithTimeout(ctx, t.patience())
 	defer cancel()
 	// Where it cannot be told now, the writing will tell.
-	refused, _ := describeWritable(ctx, t.transport.admin, unknown)
-	for _, topic := range unknown {
-		if refused[topic] == nil {
-			t.writable[topic] = true
-		}
+	refused, err := describeWritable(ctx, t.client, unknown)
+	if slices.Contains(unknown, t.topic.name) {
+		refused[t.topic.name] = invalidConfig("topic %q holds the leaderships themselves: write to another one", t.topic.name)
 	}
-	if len(refused) == 0 {
-		return nil
+	if err == nil {
+		for _, topic := range unknown {
+			if refused[topic] == nil {
+				t.writable.Store(topic, true)
+			}
+		}
 	}
 	var failed []failure
 	for _, r := range records {
@@ -260,7 +251,7 @@ func (t *brokerTerm) checkTopics(ctx context.Context, records []*kgo.Record) []f
 			failed = append(failed, failure{r, err})
 		}
 	}
-	return failed
+	return rejected(records, failed)
 }
 
 // rejected makes rejections of failures of the user's records, and nil of others.
@@ -298,83 +289,123 @@ type failure struct {
 	err    error
 }
 
-// produce writes records in the open transaction and waits for all of them. It
-// returns those that failed.
-func (t *brokerTerm) produce(records []*kgo.Record) []failure {
-	if len(records) == 0 {
-		return nil
-	}
-	var (
-		mu      sync.Mutex
-		failed  []failure
-		pending atomic.Int64
-		done    = make(chan struct{})
-	)
-	pending.Store(int64(len(records)))
-	promise := func(r *kgo.Record, err error) {
-		if err != nil {
-			mu.Lock()
-			failed = append(failed, failure{r, err})
-			mu.Unlock()
-		}
-		if pending.Add(-1) == 0 {
-			close(done)
-		}
-	}
+// A wave is a number of records on their way.
+type wave struct {
+	pending atomic.Int64  // and one until it is complete
+	done    chan struct{} // closed when all are answered
+
+	mu     sync.Mutex // guards failed
+	failed []failure
+}
+
+func newWave() *wave {
+	w := &wave{done: make(chan struct{})}
+	w.pending.Store(1)
+	return w
+}
+
+func (w *wave) send(client *kgo.Client, records []*kgo.Record) {
+	w.pending.Add(int64(len(records)))
 	for _, record := range records {
-		t.client.Produce(context.Background(), record, promise)
-	}
-	// The records of a topic that is deleted meanwhile would be tried again for
-	// ever, and hold up all others.
-	stalled := time.NewTicker(t.patience() / 2)
-	defer stalled.Stop()
-	for {
-		select {
-		case <-done:
-			return append(failed, t.given(records)...)
-		case <-stalled.C:
-			t.giveUpDeleted(records)
-		}
+		client.Produce(context.Background(), record, w.answered)
 	}
 }
 
-// giveUpDeleted makes kgo fail the records of topics that are no longer there. It
-// then forgets that they were part of the transaction, too.
-func (t *brokerTerm) giveUpDeleted(records []*kgo.Record) {
-	var topics []string
-	for _, r := range records {
-		if r.Topic != t.topic.name && !slices.Contains(topics, r.Topic) {
-			topics = append(topics, r.Topic)
-		}
-	}
-	if len(topics) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), t.patience()/4)
-	defer cancel()
-	refused, err := describeWritable(ctx, t.transport.admin, topics)
+func (w *wave) answered(r *kgo.Record, err error) {
 	if err != nil {
-		return
+		w.mu.Lock()
+		w.failed = append(w.failed, failure{r, err})
+		w.mu.Unlock()
 	}
-	for topic, why := range refused {
-		if errors.Is(why, kerr.UnknownTopicOrPartition) {
-			t.purged = append(t.purged, topic)
-			t.client.PurgeTopicsFromProducing(topic)
-		}
+	w.settled()
+}
+
+func (w *wave) settled() {
+	if w.pending.Add(-1) == 0 {
+		close(w.done)
 	}
 }
 
-// given lists the records of topics that were given up. Those among them that were
-// written in the last moment failed as well: kgo would not commit them.
-func (t *brokerTerm) given(records []*kgo.Record) []failure {
-	var failed []failure
-	for _, r := range records {
-		if slices.Contains(t.purged, r.Topic) {
-			failed = append(failed, failure{r, kerr.UnknownTopicOrPartition})
+// joinWindow is how long calls may join a transaction while its first records are on
+// their way. Who waits in the queue can still withdraw.
+const joinWindow = 20 * time.Millisecond
+
+// write writes the records of a batch in the open transaction, and those that come
+// up until they are answered: by then the coordinator has added the partitions, and
+// what is sent meanwhile follows closely behind. It waits for all of them, and returns
+// those that failed.
+func (t *brokerTerm) write(ctx context.Context, batch Batch) (records []*kgo.Record, failed []failure) {
+	records = slices.Clip(batch.Records) // the caller owns what is behind it
+	if len(records) == 0 {
+		return nil, nil
+	}
+	first, later := newWave(), newWave()
+	first.send(t.client, records)
+	first.settled()
+	var (
+		ready   = batch.Ready
+		waiting = first
+		aborted chan struct{} // closed when nothing is aborted any more
+	)
+	joining := time.NewTimer(joinWindow)
+	defer joining.Stop()
+	stalled := time.NewTimer(t.patience())
+	defer stalled.Stop()
+	for waiting != nil {
+		select {
+		case <-joining.C:
+			ready = nil
+		case <-ready:
+			more := batch.More()
+			records = append(records, more...)
+			later.send(t.client, more)
+		case <-waiting.done:
+			if ready = nil; waiting == later {
+				waiting = nil
+				continue
+			}
+			waiting = later
+			later.settled()
+		case <-stalled.C:
+			// kgo would try for ever. Records without an answer stay where
+			// they are until they have one.
+			aborted = make(chan struct{})
+			go func() {
+				defer close(aborted)
+				_ = t.client.AbortBufferedRecords(ctx)
+			}()
 		}
 	}
-	return failed
+	if aborted != nil {
+		<-aborted
+	}
+	for _, f := range append(first.failed, later.failed...) {
+		if errors.Is(f.err, kgo.ErrAborting) {
+			f.err = &stallError{topic: f.record.Topic, partition: f.record.Partition, extent: t.patience()}
+		}
+		failed = append(failed, f)
+	}
+	return records, failed
 }
+
+// A stallError is a record that its partition did not take in time.
+type stallError struct {
+	topic     string
+	partition int32
+	extent    time.Duration
+}
+
+func (e *stallError) Error() string {
+	return fmt.Sprintf("%s/%d took no write for %s: see that the topic is still there and that enough of the partition's replicas are in sync", e.topic, e.partition, e.extent)
+}
+
+func isStall(err error) bool {
+	var stall *stallError
+	return errors.As(err, &stall)
+}
+
+// Is makes it a timeout.
+func (e *stallError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 // patience is how long a question about topics may hold up the transaction.
 func (t *brokerTerm) patience() time.Duration {
@@ -414,10 +445,10 @@ func (t *brokerTerm) rollback(ctx context.Context, records []*kgo.Record, failed
 	if err := t.client.EndTransaction(context.Background(), kgo.TryAbort); err != nil {
 		return t.lost(ctx, what, errors.Join(cause.err, err))
 	}
-	// kgo ends what it knows to be open. Offsets that were added, and records of
-	// topics that were given up, would be committed with the next transaction.
-	if t.offsetsAdded || len(t.purged) > 0 {
-		t.offsetsAdded, t.purged = false, nil
+	// kgo ends what it knows to be open. Offsets that were added would be committed
+	// with the next transaction.
+	if t.offsetsAdded {
+		t.offsetsAdded = false
 		if err := t.abortByHand(ctx); err != nil {
 			return t.lost(ctx, what, errors.Join(cause.err, err))
 		}
@@ -438,8 +469,7 @@ func (t *brokerTerm) rollback(ctx context.Context, records []*kgo.Record, failed
 	}
 	if err := rejected(records, failed); err != nil {
 		// A topic that did not take a record is looked up again.
-		clear(t.writable)
-		t.writable[t.topic.name] = true
+		t.writable.Clear()
 		return err
 	}
 	return fmt.Errorf("role %s: %s: %w", t.role, what, explain(cause.err))

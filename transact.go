@@ -194,6 +194,9 @@ func (l *Leadership) Transact(ctx context.Context, fn func(context.Context, *Tx)
 	if len(c.records) == 0 && len(c.offsets) == 0 {
 		return nil
 	}
+	if err := l.term.Check(within, c.records); err != nil {
+		return err
+	}
 	select {
 	case turn.commit <- c:
 		<-c.done

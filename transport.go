@@ -80,7 +80,7 @@ type Follower interface {
 
 // A Term is the one object that can commit under an epoch. It is used in this
 // order: Warm if wanted, Mint once, then Commit by one goroutine, then Close.
-// Warm, Err and Close are safe at any time.
+// Warm, Check, Err and Close are safe at any time.
 type Term interface {
 	// Warm opens the connections that Mint and Commit need, so that they find
 	// them open. It changes nothing, and its failure means nothing.
@@ -90,6 +90,14 @@ type Term interface {
 	// which fences every earlier one. When Mint fails the epoch may have
 	// been issued all the same; the term is over either way.
 	Mint(ctx context.Context) (FencingToken, error)
+
+	// Check tells, before they are part of a Commit, which records would be refused
+	// for their topic: one that does not exist, may not be written to, or is the
+	// state topic. The error is that of Commit, a [*RejectedError] for each. It
+	// asks the cluster about topics it does not know yet, and blocks until the
+	// answer, an attempt's timeout, or until ctx or the term ends; nil says that
+	// nothing speaks against them so far.
+	Check(ctx context.Context, records []*kgo.Record) error
 
 	// Commit writes a batch in one transaction and returns the offset of
 	// its lease record, or -1 for a batch without one.
@@ -134,10 +142,11 @@ type Batch struct {
 	// Records are the user's.
 	Records []*kgo.Record
 
-	// More, if it is not nil, is called once Records are written, and returns
-	// further records for the same transaction: what has come up since. Errors
-	// count their records after Records.
-	More func() []*kgo.Record
+	// More is called, where Ready is not nil, each time Ready delivers while
+	// Records are being written, and returns further records for the same
+	// transaction: what has come up since. Errors count them after Records.
+	More  func() []*kgo.Record
+	Ready <-chan struct{}
 
 	// Offsets are those of consumer groups. They need a record or a lease
 	// beside them.

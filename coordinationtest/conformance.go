@@ -332,19 +332,31 @@ func (s suite) moreRecords(t *testing.T) {
 		return &kgo.Record{Topic: coordination.StateTopic, Key: []byte("k"), Value: make([]byte, size)}
 	}
 	first, later := state(10), state(10)
-	batch := coordination.Batch{
-		Records: []*kgo.Record{first},
-		More:    func() []*kgo.Record { return []*kgo.Record{later} },
-		Lease:   lease(memberA, token),
+	// Whether the first records are still being written when Ready is looked at is
+	// for the cluster to decide: until they are.
+	commit := func(more ...*kgo.Record) (offset int64, err error) {
+		for asked := false; !asked; {
+			ready := make(chan struct{}, 1)
+			ready <- struct{}{}
+			offset, err = term.Commit(s.ctx, coordination.Batch{
+				Records: []*kgo.Record{first},
+				More:    func() []*kgo.Record { asked = true; return more },
+				Ready:   ready,
+				Lease:   lease(memberA, token),
+			})
+			if !asked {
+				require.NoError(t, err)
+			}
+		}
+		return offset, err
 	}
-	offset, err := term.Commit(s.ctx, batch)
+	offset, err := commit(later)
 	require.NoError(t, err)
 	require.Greater(t, later.Offset, first.Offset)
 	s.read(t, follower, offset)
 
 	huge := state(4 << 20)
-	batch.More = func() []*kgo.Record { return []*kgo.Record{state(10), huge} }
-	_, err = term.Commit(s.ctx, batch)
+	_, err = commit(state(10), huge)
 	var rejected *coordination.RejectedError
 	require.ErrorAs(t, err, &rejected)
 	require.Equal(t, 2, rejected.Index, "later records count after the first ones")
