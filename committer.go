@@ -35,8 +35,12 @@ type call struct {
 }
 
 // newCall returns a call for records, which must not be nil.
-func newCall(records []*kgo.Record) *call {
-	c := &call{records: records, done: make(chan struct{}, 1)}
+func (q *queue) newCall(records []*kgo.Record) *call {
+	c, ok := q.ended.Get().(*call)
+	if !ok {
+		c = &call{done: make(chan struct{}, 1)}
+	}
+	c.records = records
 	for _, r := range records {
 		c.bytes += recordSize(r)
 	}
@@ -70,6 +74,7 @@ func (t *turn) end() { t.once.Do(func() { close(t.over) }) }
 // order, up to a number of bytes.
 type queue struct {
 	ready chan struct{} // a token while there may be something to take
+	ended sync.Pool     // of calls: a thousand callers make a lot of them
 
 	mu    sync.Mutex // guards what follows
 	calls []*call
@@ -199,6 +204,21 @@ func (q *queue) release(bytes int) {
 		close(q.room)
 		q.room = nil
 	}
+}
+
+// wait waits for the result of a call, and ends it.
+func (q *queue) wait(c *call) error {
+	<-c.done
+	return q.end(c)
+}
+
+// end returns the result of a call that is settled. The committer has let go of it,
+// and so must the caller.
+func (q *queue) end(c *call) error {
+	err := c.err
+	*c = call{done: c.done}
+	q.ended.Put(c)
+	return err
 }
 
 func (q *queue) free(bytes int) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -172,18 +173,17 @@ func (l *Leadership) Produce(ctx context.Context, records ...*kgo.Record) error 
 		return err
 	}
 	if ctx.Done() == nil {
-		<-c.done
-		return c.err
+		return l.queue.wait(c)
 	}
 	select {
 	case <-c.done:
+		return l.queue.end(c)
 	case <-ctx.Done():
 		if l.queue.withdraw(c) {
 			return context.Cause(ctx)
 		}
-		<-c.done
+		return l.queue.wait(c)
 	}
-	return c.err
 }
 
 // ProduceAsync is [Leadership.Produce] without the wait: promise is called with its
@@ -227,7 +227,7 @@ func (l *Leadership) enqueue(ctx context.Context, records []*kgo.Record, promise
 	if err := l.term.Check(ctx, records); err != nil {
 		return nil, err
 	}
-	c := newCall(records)
+	c := l.queue.newCall(records)
 	if c.promise = promise; promise != nil && ctx.Done() != nil {
 		c.stop = context.AfterFunc(ctx, func() {
 			if l.queue.withdraw(c) {
@@ -322,7 +322,7 @@ func (l *Leadership) end(cause error) {
 // expired ends the leadership if its deadline has passed, and reports whether it
 // has.
 func (l *Leadership) expired() bool {
-	if time.Until(l.Deadline()) > 0 {
+	if time.Since(l.elector.born) < time.Duration(l.deadline.Load()) {
 		return false
 	}
 	if l.Err() == nil {
@@ -404,6 +404,9 @@ func (l *Leadership) lead() {
 			}()
 		case leaving = <-l.resigns:
 		case <-ready:
+			// Those who were woken together come back together: they are let
+			// in first, so that they share a transaction.
+			runtime.Gosched()
 			batch.reset()
 			l.queue.take(&batch)
 			switch {
@@ -456,6 +459,7 @@ func (l *Leadership) commitQueue(taken *callBatch) {
 	batch := l.batch(taken.calls)
 	batch.Ready = l.queue.ready
 	batch.More = func() []*kgo.Record {
+		runtime.Gosched()
 		first := len(taken.calls)
 		l.queue.take(taken)
 		l.more = l.more[:0]

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -40,7 +41,7 @@ type brokerTerm struct {
 	config    TermConfig
 	client    *kgo.Client
 	token     FencingToken
-	writable  sync.Map // topics that were looked up and may be written to, as keys
+	writable  atomic.Pointer[map[string]bool] // topics that may be written to; replaced, not changed
 
 	// offsetsAdded is set while the coordinator has a transaction open of which
 	// kgo need not know. It belongs to the one who commits.
@@ -62,6 +63,7 @@ type brokerTerm struct {
 
 func newBrokerTerm(t *BrokerTransport, topic stateTopic, role Role, config TermConfig) (*brokerTerm, error) {
 	term := &brokerTerm{transport: t, topic: topic, role: role, config: config}
+	term.writable.Store(&map[string]bool{})
 	// The user's partitioner is known only to a client made of the user's
 	// options.
 	user, err := kgo.NewClient(append(t.options(), config.ProducerOptions...)...)
@@ -223,8 +225,9 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 // one that is unauthorized the term itself.
 func (t *brokerTerm) Check(ctx context.Context, records []*kgo.Record) error {
 	var unknown []string
+	writable := *t.writable.Load()
 	for _, r := range records {
-		if _, ok := t.writable.Load(r.Topic); !ok && !slices.Contains(unknown, r.Topic) {
+		if !writable[r.Topic] && !slices.Contains(unknown, r.Topic) {
 			unknown = append(unknown, r.Topic)
 		}
 	}
@@ -239,11 +242,7 @@ func (t *brokerTerm) Check(ctx context.Context, records []*kgo.Record) error {
 		refused[t.topic.name] = invalidConfig("topic %q holds the leaderships themselves: write to another one", t.topic.name)
 	}
 	if err == nil {
-		for _, topic := range unknown {
-			if refused[topic] == nil {
-				t.writable.Store(topic, true)
-			}
-		}
+		t.noteWritable(unknown, refused)
 	}
 	var failed []failure
 	for _, r := range records {
@@ -252,6 +251,22 @@ func (t *brokerTerm) Check(ctx context.Context, records []*kgo.Record) error {
 		}
 	}
 	return rejected(records, failed)
+}
+
+// noteWritable adds topics, but for those that were refused, to the writable ones.
+func (t *brokerTerm) noteWritable(topics []string, refused map[string]error) {
+	for {
+		before := t.writable.Load()
+		after := maps.Clone(*before)
+		for _, topic := range topics {
+			if refused[topic] == nil {
+				after[topic] = true
+			}
+		}
+		if t.writable.CompareAndSwap(before, &after) {
+			return
+		}
+	}
 }
 
 // rejected makes rejections of failures of the user's records, and nil of others.
@@ -469,7 +484,7 @@ func (t *brokerTerm) rollback(ctx context.Context, records []*kgo.Record, failed
 	}
 	if err := rejected(records, failed); err != nil {
 		// A topic that did not take a record is looked up again.
-		t.writable.Clear()
+		t.writable.Store(&map[string]bool{})
 		return err
 	}
 	return fmt.Errorf("role %s: %s: %w", t.role, what, explain(cause.err))

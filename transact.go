@@ -101,19 +101,17 @@ func (tx *Tx) CommitOffsets(group string, offsets kadm.Offsets, opts ...GroupOpt
 	return nil
 }
 
-// close ends the use of the transaction, and returns what it collected as a call.
-func (tx *Tx) close() *call {
+// close ends the use of the transaction, and returns what it collected.
+func (tx *Tx) close() (records []*kgo.Record, offsets []GroupOffsets) {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
 	tx.over = errTxOver
-	c := newCall(tx.records)
-	c.bytes = 0 // nothing of it is in the queue
 	for _, of := range tx.offsets {
 		if len(of.Offsets) > 0 {
-			c.offsets = append(c.offsets, *of)
+			offsets = append(offsets, *of)
 		}
 	}
-	return c
+	return tx.records, offsets
 }
 
 // RecordToken returns the token of the leader that wrote a record through its
@@ -190,17 +188,18 @@ func (l *Leadership) Transact(ctx context.Context, fn func(context.Context, *Tx)
 	if within.Err() != nil {
 		return context.Cause(within)
 	}
-	c := tx.close()
-	if len(c.records) == 0 && len(c.offsets) == 0 {
+	records, offsets := tx.close()
+	if len(records) == 0 && len(offsets) == 0 {
 		return nil
 	}
-	if err := l.term.Check(within, c.records); err != nil {
+	if err := l.term.Check(within, records); err != nil {
 		return err
 	}
+	c := l.queue.newCall(records)
+	c.offsets, c.bytes = offsets, 0 // nothing of it is in the queue
 	select {
 	case turn.commit <- c:
-		<-c.done
-		return c.err
+		return l.queue.wait(c)
 	case <-turn.over:
 		return context.Cause(within)
 	case <-l.over:
@@ -210,7 +209,7 @@ func (l *Leadership) Transact(ctx context.Context, fn func(context.Context, *Tx)
 
 // takeTurn waits until the committer is this caller's alone.
 func (l *Leadership) takeTurn(ctx context.Context) (*turn, error) {
-	c := newCall(nil)
+	c := l.queue.newCall(nil)
 	c.turn = newTurn()
 	if err := l.queue.add(ctx, c); err != nil {
 		return nil, err
