@@ -302,6 +302,7 @@ func (c *candidate) warm(ctx context.Context) {
 	term, err := c.transport.NewTerm(c.role, TermConfig{
 		TransactionTimeout: c.config.transactionTimeout,
 		AttemptTimeout:     max(lease.RenewInterval(), time.Second),
+		StallTimeout:       c.config.stallTimeout(),
 		ProducerOptions:    c.config.producerOptions,
 	})
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 	"net"
@@ -458,6 +459,80 @@ func TestKafkaTokenIsWhatTheCoordinatorDescribes(t *testing.T) {
 		require.True(w, status.Authoritative(l.Token()), "until the next mint")
 		require.GreaterOrEqual(w, len(w.grants()), 200)
 	})
+}
+
+func TestKafkaDeletedTopicCostsItsCallsAlone(t *testing.T) {
+	onKafka(t, func(w *world) {
+		doomed := w.topic()
+		l := w.lead(w.machine().elector("a"))
+		require.NoError(w, l.Produce(w.ctx, &kgo.Record{Topic: doomed, Value: []byte("x")}))
+		_, err := w.admin().DeleteTopic(w.ctx, doomed)
+		require.NoError(w, err)
+		w.takesNothing(l, doomed)
+	})
+}
+
+func TestKafkaTopicShortOfReplicasCostsItsCallsAlone(t *testing.T) {
+	onKafka(t, func(w *world) {
+		if len(w.brokers) < 3 {
+			t.Skipf("needs three nodes: %s=$(scripts/kafka up -nodes 3) go test .", brokersEnv)
+		}
+		short, two := "topic-"+rand.Text(), "2"
+		_, err := w.admin().CreateTopic(w.ctx, 1, 2, map[string]*string{"min.insync.replicas": &two}, short)
+		require.NoError(w, err)
+		partition := func() kadm.PartitionDetail {
+			topics, err := w.admin().ListTopics(w.ctx, short)
+			require.NoError(w, err)
+			return topics[short].Partitions[0]
+		}
+		w.await("a leader", func() bool { return len(partition().ISR) == 2 })
+		victim := partition().Replicas[1]
+		w.node("kill", victim)
+		w.Cleanup(func() { w.node("start", victim) })
+		w.await("the end of the broker's session", func() bool { return len(partition().ISR) == 1 })
+		w.takesNothing(w.lead(w.machine().elector("a")), short)
+	})
+}
+
+// takesNothing writes to a topic that takes nothing for several leases, and beside
+// it to one that is well. Nobody pays for the first one but with time.
+func (w *world) takesNothing(l *coordination.Leadership, topic string) {
+	w.Helper()
+	well, token := w.topic(), l.Token()
+	var calls sync.WaitGroup
+	end := time.Now().Add(4 * w.lease.Duration())
+	calls.Go(func() {
+		for time.Now().Before(end) {
+			err := l.Produce(w.ctx, &kgo.Record{Topic: topic, Value: []byte("x")})
+			var rejected *coordination.RejectedError
+			if !errors.As(err, &rejected) {
+				w.Errorf("not a rejection: %v", err)
+				return
+			}
+		}
+	})
+	written := make([]int, 8)
+	for i := range written {
+		calls.Go(func() {
+			for time.Now().Before(end) {
+				if err := l.Produce(w.ctx, &kgo.Record{Topic: well, Value: []byte("x")}); err != nil {
+					w.Errorf("beside it: %v", err)
+					return
+				}
+				written[i]++
+			}
+		})
+	}
+	calls.Wait()
+	require.NoError(w, l.Check(w.ctx))
+	require.Equal(w, token, l.Token())
+	require.NoError(w, l.Resign(w.ctx))
+	total := 0
+	for _, n := range written {
+		require.Positive(w, n)
+		total += n
+	}
+	require.Len(w, w.log(well, 0), total)
 }
 
 func TestKafkaShortLeases(t *testing.T) {

@@ -160,8 +160,8 @@ func (l *Leadership) Check(ctx context.Context) error {
 // not be touched until it returns, and after an unknown outcome never again.
 //
 // nil: committed. [ErrNotHeld]: nothing was committed, the leadership is over.
-// [*RejectedError]: a record was refused, or its partition took nothing for a renew
-// interval; nothing of this call was committed, the leadership goes on.
+// [*RejectedError]: a record was refused, or its partition took nothing for a quarter
+// of a lease; nothing of this call was committed, the leadership goes on.
 // [*OutcomeUnknownError]: the cluster never answered whether it
 // committed; the leadership is over. ctx's cause: ctx ended while the call was
 // queued, nothing was committed. After any other error nothing was committed and the
@@ -247,12 +247,24 @@ func (l *Leadership) enqueue(ctx context.Context, records []*kgo.Record, promise
 	}
 }
 
-// checkRecords refuses what is no record.
+// checkRecords refuses what is no record, and records that are there twice: they are
+// filled in, which can happen once.
 func checkRecords(records []*kgo.Record) error {
+	var seen map[*kgo.Record]int
+	if len(records) > 1 {
+		seen = make(map[*kgo.Record]int, len(records))
+	}
 	for i, record := range records {
 		if record == nil {
 			return &RejectedError{Index: i, Err: invalidConfig("record %d is nil", i)}
 		}
+		if seen == nil {
+			continue
+		}
+		if first, again := seen[record]; again {
+			return &RejectedError{Index: i, Record: record, Err: invalidConfig("record %d is record %d once more: pass a copy", i, first)}
+		}
+		seen[record] = i
 	}
 	return nil
 }

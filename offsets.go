@@ -93,9 +93,9 @@ func (t *brokerTerm) abortByHand(ctx context.Context) error {
 }
 
 // whileBusy repeats a request while the coordinator finishes the transaction
-// before, or moves, for as long as a renewal can wait.
+// before, or moves.
 func (t *brokerTerm) whileBusy(ctx context.Context, request func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, t.patience()*3/4)
+	ctx, cancel := context.WithTimeout(ctx, t.config.StallTimeout)
 	defer cancel()
 	for attempt := 1; ; attempt++ {
 		err := request()

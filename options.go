@@ -295,6 +295,12 @@ func (c electorConfig) resolve() (electorConfig, error) {
 	return c, checkUserOptions("WithProducerOptions", c.producerOptions)
 }
 
+// stallTimeout is half of what is left of a lease when a renewal is due: the other
+// half is for the abort, and for the renewal.
+func (c electorConfig) stallTimeout() time.Duration {
+	return (c.lease.Duration() - c.stopMargin - c.lease.RenewInterval()) / 2
+}
+
 // checkUserOptions refuses options that break a promise. It reads them back from
 // a client that never dials.
 func checkUserOptions(option string, opts []kgo.Opt) error {

@@ -591,3 +591,93 @@ func TestPassingMetadataFaultIsNoRejection(t *testing.T) {
 		require.NoError(w, l.Resign(w.ctx))
 	})
 }
+
+func TestCallsThatCannotBeCommittedAreRefusedAtOnce(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		entry := w.ledger()
+		l := w.lead(w.machine().elector("a"))
+		twice := entry("twice")
+		for name, c := range map[string]struct {
+			records []*kgo.Record
+			index   int
+			says    string
+		}{
+			"nil":         {[]*kgo.Record{entry("x"), nil}, 1, "record 1 is nil"},
+			"twice":       {[]*kgo.Record{twice, entry("x"), twice}, 2, "pass a copy"},
+			"state topic": {[]*kgo.Record{entry("x"), {Topic: coordination.StateTopic}}, 1, "write to another one"},
+			"no topic":    {[]*kgo.Record{{}}, 0, "topic"},
+			"missing":     {[]*kgo.Record{{Topic: "missing"}}, 0, "create it"},
+		} {
+			calls := map[string]func() error{
+				"Produce": func() error { return l.Produce(w.ctx, c.records...) },
+				"ProduceAsync": func() error {
+					result := make(chan error, 1)
+					l.ProduceAsync(w.ctx, func(_ []*kgo.Record, err error) { result <- err }, c.records...)
+					return <-result
+				},
+				"Transact": func() error {
+					return l.Transact(w.ctx, func(_ context.Context, tx *coordination.Tx) error { return tx.Produce(c.records...) })
+				},
+			}
+			for verb, call := range calls {
+				err := call()
+				var rejected *coordination.RejectedError
+				require.ErrorAs(w, err, &rejected, "%s: %s", name, verb)
+				require.Equal(w, c.index, rejected.Index, "%s: %s", name, verb)
+				require.ErrorContains(w, err, c.says, "%s: %s", name, verb)
+			}
+		}
+		require.NoError(w, l.Produce(w.ctx, entry("written")))
+		require.NoError(w, l.Resign(w.ctx))
+		require.Equal(w, []string{"written"}, w.values("ledger", 1))
+	})
+}
+
+func TestPartitionThatTakesNothingCostsItsCallsAlone(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		entry := w.ledger()
+		require.NoError(w, w.cluster.Fake().CreateTopic("short of replicas", 1, nil))
+		l := w.lead(w.machine().elector("a"))
+		token := l.Token()
+		// Partitions on brokers of their own are written to in requests of their own.
+		require.NoError(w, w.cluster.Fake().MoveTopicPartition("ledger", 0, 0))
+		require.NoError(w, w.cluster.Fake().MoveTopicPartition("short of replicas", 0, 1))
+		w.cluster.Fake().ControlKey(int16(kmsg.Produce), func(request kmsg.Request) (kmsg.Response, error, bool) {
+			w.cluster.Fake().KeepControl()
+			produce := request.(*kmsg.ProduceRequest)
+			if produce.Topics[0].Topic != "short of replicas" {
+				return nil, nil, false
+			}
+			response := produce.ResponseKind().(*kmsg.ProduceResponse)
+			topic := kmsg.NewProduceResponseTopic()
+			topic.Topic = "short of replicas"
+			topic.Partitions = []kmsg.ProduceResponseTopicPartition{kmsg.NewProduceResponseTopicPartition()}
+			topic.Partitions[0].ErrorCode = kerr.NotEnoughReplicas.Code
+			response.Topics = append(response.Topics, topic)
+			return response, nil, true
+		})
+		// One after the other, for longer than a lease.
+		var calls sync.WaitGroup
+		calls.Go(func() {
+			for range 5 {
+				err := l.Produce(w.ctx, &kgo.Record{Topic: "short of replicas", Value: []byte("x")})
+				var rejected *coordination.RejectedError
+				require.ErrorAs(w, err, &rejected)
+				require.ErrorIs(w, err, context.DeadlineExceeded)
+				require.ErrorContains(w, err, "short of replicas/0 took no write for 850ms")
+			}
+		})
+		for range 5 {
+			calls.Go(func() {
+				for range 5 {
+					require.NoError(w, l.Produce(w.ctx, entry("x")))
+				}
+			})
+		}
+		calls.Wait()
+		require.NoError(w, l.Check(w.ctx))
+		require.Equal(w, token, l.Token())
+		require.NoError(w, l.Resign(w.ctx))
+		require.Len(w, w.values("ledger", 25), 25)
+	})
+}

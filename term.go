@@ -62,6 +62,9 @@ type brokerTerm struct {
 }
 
 func newBrokerTerm(t *BrokerTransport, topic stateTopic, role Role, config TermConfig) (*brokerTerm, error) {
+	if config.StallTimeout <= 0 {
+		config.StallTimeout = time.Second
+	}
 	term := &brokerTerm{transport: t, topic: topic, role: role, config: config}
 	term.writable.Store(&map[string]bool{})
 	// The user's partitioner is known only to a client made of the user's
@@ -234,10 +237,9 @@ func (t *brokerTerm) Check(ctx context.Context, records []*kgo.Record) error {
 	if len(unknown) == 0 {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.patience())
+	ctx, cancel := context.WithTimeout(ctx, t.config.StallTimeout)
 	defer cancel()
-	// Where it cannot be told now, the writing will tell.
-	refused, err := describeWritable(ctx, t.client, unknown)
+	refused, err := t.describeWritable(ctx, unknown)
 	if slices.Contains(unknown, t.topic.name) {
 		refused[t.topic.name] = invalidConfig("topic %q holds the leaderships themselves: write to another one", t.topic.name)
 	}
@@ -251,6 +253,21 @@ func (t *brokerTerm) Check(ctx context.Context, records []*kgo.Record) error {
 		}
 	}
 	return rejected(records, failed)
+}
+
+// describeWritable asks again about topics that are not there: brokers learn of a new
+// one at different times. Where nothing can be told now, the writing will tell.
+func (t *brokerTerm) describeWritable(ctx context.Context, topics []string) (refused map[string]error, err error) {
+	for attempt := 1; ; attempt++ {
+		refused, err = describeWritable(ctx, t.client, topics)
+		missing := false
+		for _, why := range refused {
+			missing = missing || errors.Is(why, kerr.UnknownTopicOrPartition)
+		}
+		if !missing || attempt == 4 || sleep(ctx, retryBackoff(attempt)) != nil {
+			return refused, err
+		}
+	}
 }
 
 // noteWritable adds topics, but for those that were refused, to the writable ones.
@@ -364,7 +381,7 @@ func (t *brokerTerm) write(ctx context.Context, batch Batch) (records []*kgo.Rec
 	)
 	joining := time.NewTimer(joinWindow)
 	defer joining.Stop()
-	stalled := time.NewTimer(t.patience())
+	stalled := time.NewTimer(t.config.StallTimeout)
 	defer stalled.Stop()
 	for waiting != nil {
 		select {
@@ -396,7 +413,7 @@ func (t *brokerTerm) write(ctx context.Context, batch Batch) (records []*kgo.Rec
 	}
 	for _, f := range append(first.failed, later.failed...) {
 		if errors.Is(f.err, kgo.ErrAborting) {
-			f.err = &stallError{topic: f.record.Topic, partition: f.record.Partition, extent: t.patience()}
+			f.err = &stallError{topic: f.record.Topic, partition: f.record.Partition, extent: t.config.StallTimeout}
 		}
 		failed = append(failed, f)
 	}
@@ -421,11 +438,6 @@ func isStall(err error) bool {
 
 // Is makes it a timeout.
 func (e *stallError) Is(target error) bool { return target == context.DeadlineExceeded }
-
-// patience is how long a question about topics may hold up the transaction.
-func (t *brokerTerm) patience() time.Duration {
-	return max(min(t.config.TransactionTimeout, t.config.AttemptTimeout), 100*time.Millisecond)
-}
 
 // isFence reports whether an error is a sign that the epoch is no longer the
 // newest one.

@@ -130,6 +130,12 @@ type TermConfig struct {
 	// is tried on a new connection.
 	AttemptTimeout time.Duration
 
+	// StallTimeout is how long a transaction waits for a partition, or for a
+	// coordinator, that answers but does not take what it gets. Then the
+	// transaction is aborted, in time for the lease to be renewed. Zero is one
+	// second.
+	StallTimeout time.Duration
+
 	// ProducerOptions are the user's options for the term's client.
 	ProducerOptions []kgo.Opt
 }
