@@ -633,6 +633,8 @@ func TestCallsThatCannotBeCommittedAreRefusedAtOnce(t *testing.T) {
 	})
 }
 
+// What takes nothing on a real Kafka, and what that costs: TestKafkaDeletedTopic...
+// and TestKafkaTopicShortOfReplicas....
 func TestPartitionThatTakesNothingCostsItsCallsAlone(t *testing.T) {
 	inVirtualTime(t, func(w *world) {
 		entry := w.ledger()
