@@ -42,6 +42,7 @@ var benchmarks = map[string]func(ctx context.Context, s settings) error{
 	"stable":   stable,
 	"idle":     idle,
 	"writes":   writes,
+	"load":     load,
 }
 
 func main() {
@@ -55,12 +56,12 @@ func main() {
 	flag.DurationVar(&s.lease, "lease", time.Second, "lease duration")
 	flag.IntVar(&s.rounds, "rounds", 60, "failover, startup: kills; handover: hand-overs")
 	flag.IntVar(&s.roles, "roles", 1000, "idle: the number of roles that is compared with one")
-	flag.DurationVar(&s.extent, "for", time.Minute, "stable, idle: how long to watch")
+	flag.DurationVar(&s.extent, "for", time.Minute, "stable, idle, writes, load: how long")
 	flag.BoolVar(&s.verbose, "v", false, "log what the members do")
 	flag.StringVar(&s.member, "member", "", "be a member with this id (used by the command itself)")
 	flag.StringVar(&s.role, "role", "", "the role of -member")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: bench [flags] failover|handover|startup|stable|idle|writes")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: bench [flags] failover|handover|startup|stable|idle|writes|load")
 		flag.PrintDefaults()
 	}
 	flag.Parse()

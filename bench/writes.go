@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,6 +20,97 @@ import (
 // payload is what every write carries.
 var payload = make([]byte, 100)
 
+// crowd is how many callers are many.
+const crowd = 1024
+
+// A guarded is a leader that is to write, and what is needed to watch it.
+type guarded struct {
+	topic   string
+	leader  *coordination.Leadership
+	counter *requestCounter
+	late    func() []time.Duration // ends the watch: how late each renewal was
+	closers []func()
+}
+
+// newGuarded elects a leader and creates a topic for it.
+func newGuarded(ctx context.Context, s settings) (w *guarded, err error) {
+	w = &guarded{topic: "bench-writes-" + rand.Text()[:8], counter: &requestCounter{counts: make(map[string]int)}}
+	defer func() {
+		if err != nil {
+			w.close()
+		}
+	}()
+	admin, err := kgo.NewClient(kgo.SeedBrokers(s.brokers...))
+	if err != nil {
+		return w, err
+	}
+	defer admin.Close()
+	if _, err := kadm.NewClient(admin).CreateTopic(ctx, 1, int16(s.replication), nil, w.topic); err != nil {
+		return w, err
+	}
+	transport, err := s.transport(ctx)
+	if err != nil {
+		return w, err
+	}
+	w.closers = append(w.closers, transport.Close)
+	role := newRole("writes")
+	elector, err := s.elector(transport, role, "writer", s.lease, coordination.WithProducerOptions(kgo.WithHooks(w.counter)))
+	if err != nil {
+		return w, err
+	}
+	watching, stop := context.WithCancel(ctx)
+	w.closers = append(w.closers, stop)
+	grants, err := watchLeases(watching, s, role)
+	if err != nil {
+		return w, err
+	}
+	if w.leader, err = elector.Campaign(ctx); err != nil {
+		return w, err
+	}
+	w.closers = append(w.closers, func() { _ = w.leader.Resign(context.Background()) })
+	late := make(chan []time.Duration, 1)
+	go func() { late <- lateness(grants, s.lease/3) }()
+	w.late = func() []time.Duration {
+		stop()
+		return <-late
+	}
+	return w, nil
+}
+
+func (w *guarded) close() {
+	for _, f := range slices.Backward(w.closers) {
+		f()
+	}
+}
+
+func (w *guarded) record() *kgo.Record { return &kgo.Record{Topic: w.topic, Value: payload} }
+
+func (w *guarded) write() error { return w.leader.Produce(context.Background(), w.record()) }
+
+// load writes with a crowd for as long as asked, and prints how late renewals were.
+func load(ctx context.Context, s settings) error {
+	if err := touch(ctx, s); err != nil {
+		return err
+	}
+	w, err := newGuarded(ctx, s)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	turn, cancel := context.WithTimeout(ctx, s.extent)
+	defer cancel()
+	n, err := inParallel(turn, crowd, w.write)
+	if err != nil {
+		return err
+	}
+	if err := w.leader.Err(); err != nil {
+		return fmt.Errorf("the lease was lost: %w", err)
+	}
+	fmt.Printf("%d callers, %s: %d records, %.0f a second, one leadership\n", crowd, s.extent, n, float64(n)/s.extent.Seconds())
+	figures(fmt.Sprintf("lateness of renewals that are due each %s", s.lease/3), w.late())
+	return nil
+}
+
 // A writer does something over and over until ctx ends, and says how often.
 type writer struct {
 	name string
@@ -30,41 +122,12 @@ func writes(ctx context.Context, s settings) error {
 	if err := touch(ctx, s); err != nil {
 		return err
 	}
-	topic := "bench-writes-" + rand.Text()[:8]
-	admin, err := kgo.NewClient(kgo.SeedBrokers(s.brokers...))
+	w, err := newGuarded(ctx, s)
 	if err != nil {
 		return err
 	}
-	defer admin.Close()
-	if _, err := kadm.NewClient(admin).CreateTopic(ctx, 1, int16(s.replication), nil, topic); err != nil {
-		return err
-	}
-	record := func() *kgo.Record { return &kgo.Record{Topic: topic, Value: payload} }
-
-	transport, err := s.transport(ctx)
-	if err != nil {
-		return err
-	}
-	defer transport.Close()
-	counter := &requestCounter{counts: make(map[string]int)}
-	role := newRole("writes")
-	elector, err := s.elector(transport, role, "writer", s.lease, coordination.WithProducerOptions(kgo.WithHooks(counter)))
-	if err != nil {
-		return err
-	}
-	watching, stop := context.WithCancel(ctx)
-	defer stop()
-	grants, err := watchLeases(watching, s, role)
-	if err != nil {
-		return err
-	}
-	leader, err := elector.Campaign(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = leader.Resign(context.Background()) }()
-	late := make(chan []time.Duration)
-	go func() { late <- lateness(grants, s.lease/3) }()
+	defer w.close()
+	topic, leader, counter, record := w.topic, w.leader, w.counter, w.record
 
 	stock, err := kgo.NewClient(kgo.SeedBrokers(s.brokers...), kgo.TransactionalID("stock-"+rand.Text()))
 	if err != nil {
@@ -81,7 +144,6 @@ func writes(ctx context.Context, s settings) error {
 	}
 	defer tuned.Close()
 
-	const crowd = 1024
 	var shared atomic.Int64 // records in a transaction of the crowd, on average
 	byHand := func(client *kgo.Client, size func() int) func(ctx context.Context) (int64, error) {
 		return func(ctx context.Context) (int64, error) {
@@ -106,10 +168,10 @@ func writes(ctx context.Context, s settings) error {
 			return n, nil
 		}
 	}
-	guarded := func(callers int) func(ctx context.Context) (int64, error) {
+	produce := func(callers int) func(ctx context.Context) (int64, error) {
 		return func(ctx context.Context) (int64, error) {
 			counter.reset()
-			n, err := inParallel(ctx, callers, func() error { return leader.Produce(context.Background(), record()) })
+			n, err := inParallel(ctx, callers, w.write)
 			if commits := counter.reset()["EndTxn"]; callers > 1 && commits > 0 {
 				shared.Store(n / int64(commits))
 			}
@@ -120,8 +182,8 @@ func writes(ctx context.Context, s settings) error {
 	writers := []writer{
 		{"stock franz-go, one caller", byHand(stock, one)},
 		{"pinned and tuned by hand, one caller", byHand(tuned, one)},
-		{"Leadership.Produce, one caller", guarded(1)},
-		{fmt.Sprintf("Leadership.Produce, %d callers", crowd), guarded(crowd)},
+		{"Leadership.Produce, one caller", produce(1)},
+		{fmt.Sprintf("Leadership.Produce, %d callers", crowd), produce(crowd)},
 		{"pinned and tuned by hand, batches of the same size", byHand(tuned, func() int { return int(shared.Load()) })},
 		{fmt.Sprintf("pinned and tuned by hand, batches of %d", crowd), byHand(tuned, func() int { return crowd })},
 	}
@@ -151,8 +213,7 @@ func writes(ctx context.Context, s settings) error {
 	if err := allocations(s, topic, leader, record); err != nil {
 		return err
 	}
-	stop()
-	figures("lateness of renewals under this load", <-late)
+	figures("lateness of renewals under this load", w.late())
 	return nil
 }
 
