@@ -433,9 +433,13 @@ func (c *candidate) mint(ctx context.Context) (*Leadership, error) {
 		c.life.reclaimed.Store(true)
 	}
 
-	token, err := term.Mint(bounded)
+	token, err := c.mintUnlessOvertaken(bounded, term)
 	if err != nil {
 		term.Close()
+		if errors.Is(err, errOvertaken) {
+			c.logger.Info("another member led before the coordinator got to this one", "token", c.view.Newest.String())
+			return nil, nil
+		}
 		return nil, c.pause(ctx, "mint an epoch", err)
 	}
 	c.memory.minted = append(c.memory.minted, token)
@@ -457,6 +461,40 @@ func (c *candidate) mint(ctx context.Context) (*Leadership, error) {
 	}
 	c.memory.orphan = nil
 	return l, nil
+}
+
+// errOvertaken ends a mint.
+var errOvertaken = errors.New("another member leads")
+
+// mintUnlessOvertaken mints for as long as nobody else leads. The coordinator puts a
+// mint off while it ends a transaction (CONCURRENT_TRANSACTIONS), and one that is
+// repeated may find, and depose, a leader that has come meanwhile.
+func (c *candidate) mintUnlessOvertaken(ctx context.Context, term Term) (token FencingToken, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	minted := make(chan struct{})
+	go func() {
+		defer close(minted)
+		token, err = term.Mint(ctx)
+	}()
+	newest, views := c.view.Newest, c.follower.Views()
+	for {
+		select {
+		case <-minted:
+			if err != nil && context.Cause(ctx) == errOvertaken {
+				err = errOvertaken
+			}
+			return token, err
+		case view := <-views:
+			if view.Err != nil {
+				views = nil // whoever reads to the end next will say so
+				continue
+			}
+			if c.adopt(view); c.view.Newest != newest && c.view.State.Lease != nil {
+				cancel(errOvertaken)
+			}
+		}
+	}
 }
 
 // assume commits the first lease under a token that was just minted.

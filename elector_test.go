@@ -9,6 +9,7 @@ import (
 
 	coordination "github.com/krabka-io/krabka-coordination-go"
 	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -349,15 +350,8 @@ func TestRestartReclaim(t *testing.T) {
 		t.Run(fmt.Sprint(reclaim), func(t *testing.T) {
 			inVirtualTime(t, func(w *world) {
 				// The lease of an earlier process of this member.
-				prior := w.machine()
-				follower, err := prior.transport.Follow(w.ctx, w.role, coordination.MustMemberID("pod-0"))
-				require.NoError(w, err)
-				defer follower.Close()
-				term, err := prior.transport.NewTerm(w.role, coordination.TermConfig{TransactionTimeout: time.Second, AttemptTimeout: time.Second})
-				require.NoError(w, err)
-				token, err := term.Mint(w.ctx)
-				require.NoError(w, err)
-				_, err = term.Commit(w.ctx, coordination.Batch{Lease: w.lease.Grant(coordination.MustMemberID("pod-0"), token, time.Now())})
+				term, token := w.machine().term()
+				_, err := term.Commit(w.ctx, coordination.Batch{Lease: w.lease.Grant(coordination.MustMemberID("pod-0"), token, time.Now())})
 				require.NoError(w, err)
 				term.Close()
 
@@ -488,10 +482,7 @@ func TestOrphanEpochLeavesTheRoleEmptyForAMoment(t *testing.T) {
 		}()
 		first := <-terms
 		// Somebody mints an epoch and is never heard of again.
-		orphan, err := m.transport.NewTerm(w.role, coordination.TermConfig{TransactionTimeout: time.Second, AttemptTimeout: time.Second})
-		require.NoError(w, err)
-		_, err = orphan.Mint(w.ctx)
-		require.NoError(w, err)
+		orphan, _ := m.term()
 		orphan.Close()
 		<-first.Done()
 		require.ErrorIs(w, first.Err(), coordination.ErrFenced)
@@ -501,6 +492,43 @@ func TestOrphanEpochLeavesTheRoleEmptyForAMoment(t *testing.T) {
 		require.NoError(w, second.Check(w.ctx))
 		stop()
 		require.NoError(w, <-done)
+	})
+}
+
+func TestMintThatIsPutOffDeposesNobody(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		prior := w.lead(w.machine().elector("prior"))
+		slow := w.machine()
+		campaign := w.standBy(slow.elector("slow"))
+		// The first attempt is put off by the coordinator, the second one waits
+		// in the network until somebody else leads.
+		w.answer(kmsg.InitProducerID, func(r kmsg.Request) kmsg.Response {
+			response := r.ResponseKind().(*kmsg.InitProducerIDResponse)
+			response.ErrorCode = kerr.ConcurrentTransactions.Code
+			return response
+		})
+		attempts, second, led := 0, make(chan struct{}), make(chan struct{})
+		slow.network.watch(func(key int16) bool {
+			if key == int16(kmsg.InitProducerID) {
+				if attempts++; attempts == 2 {
+					close(second)
+					<-led
+					time.Sleep(50 * time.Millisecond) // until it is known
+				}
+			}
+			return true
+		})
+		require.NoError(w, prior.Resign(w.ctx))
+		<-second
+		term, token := w.machine().term()
+		_, err := term.Commit(w.ctx, coordination.Batch{Lease: w.lease.Grant(coordination.MustMemberID("other"), token, time.Now())})
+		require.NoError(w, err)
+		close(led)
+		time.Sleep(w.lease.Duration() / 2)
+		status, err := coordination.DescribeLeadership(w.ctx, slow.transport, w.role)
+		require.NoError(w, err)
+		require.True(w, status.Authoritative(token))
+		require.NoError(w, campaign.won().Resign(w.ctx), "it leads when that lease has run out")
 	})
 }
 

@@ -100,6 +100,20 @@ func (w *world) lead(e *coordination.Elector) *coordination.Leadership {
 	return l
 }
 
+// term mints an epoch of the role without a campaign.
+func (m *machine) term() (coordination.Term, coordination.FencingToken) {
+	m.w.Helper()
+	follower, err := m.transport.Follow(m.w.ctx, m.w.role, coordination.MemberID{})
+	require.NoError(m.w, err)
+	m.w.Cleanup(follower.Close)
+	term, err := m.transport.NewTerm(m.w.role, coordination.TermConfig{TransactionTimeout: time.Second, AttemptTimeout: time.Second})
+	require.NoError(m.w, err)
+	m.w.Cleanup(term.Close)
+	token, err := term.Mint(m.w.ctx)
+	require.NoError(m.w, err)
+	return term, token
+}
+
 // A campaign is one under way.
 type campaign struct {
 	w    *world
