@@ -350,7 +350,7 @@ func TestRestartReclaim(t *testing.T) {
 		t.Run(fmt.Sprint(reclaim), func(t *testing.T) {
 			inVirtualTime(t, func(w *world) {
 				// The lease of an earlier process of this member.
-				term, token := w.machine().term()
+				term, token := w.machine().term("pod-0")
 				_, err := term.Commit(w.ctx, coordination.Batch{Lease: w.lease.Grant(coordination.MustMemberID("pod-0"), token, time.Now())})
 				require.NoError(w, err)
 				term.Close()
@@ -482,7 +482,7 @@ func TestOrphanEpochLeavesTheRoleEmptyForAMoment(t *testing.T) {
 		}()
 		first := <-terms
 		// Somebody mints an epoch and is never heard of again.
-		orphan, _ := m.term()
+		orphan, _ := m.term("orphan")
 		orphan.Close()
 		<-first.Done()
 		require.ErrorIs(w, first.Err(), coordination.ErrFenced)
@@ -520,7 +520,7 @@ func TestMintThatIsPutOffDeposesNobody(t *testing.T) {
 		})
 		require.NoError(w, prior.Resign(w.ctx))
 		<-second
-		term, token := w.machine().term()
+		term, token := w.machine().term("other")
 		_, err := term.Commit(w.ctx, coordination.Batch{Lease: w.lease.Grant(coordination.MustMemberID("other"), token, time.Now())})
 		require.NoError(w, err)
 		close(led)

@@ -101,9 +101,9 @@ func (w *world) lead(e *coordination.Elector) *coordination.Leadership {
 }
 
 // term mints an epoch of the role without a campaign.
-func (m *machine) term() (coordination.Term, coordination.FencingToken) {
+func (m *machine) term(id string) (coordination.Term, coordination.FencingToken) {
 	m.w.Helper()
-	follower, err := m.transport.Follow(m.w.ctx, m.w.role, coordination.MemberID{})
+	follower, err := m.transport.Follow(m.w.ctx, m.w.role, coordination.MustMemberID(id))
 	require.NoError(m.w, err)
 	m.w.Cleanup(follower.Close)
 	term, err := m.transport.NewTerm(m.w.role, coordination.TermConfig{TransactionTimeout: time.Second, AttemptTimeout: time.Second})
