@@ -490,6 +490,9 @@ func (c *candidate) mintUnlessOvertaken(ctx context.Context, term Term) (token F
 				views = nil // whoever reads to the end next will say so
 				continue
 			}
+			if view.Position < c.view.Position {
+				continue // the barrier has overtaken it
+			}
 			if c.adopt(view); c.view.Newest != newest && c.view.State.Lease != nil {
 				cancel(errOvertaken)
 			}

@@ -461,7 +461,7 @@ func (l *Leadership) lead() {
 // call of which a record was refused fails alone: the others are committed again
 // without it.
 func (l *Leadership) commitCalls(calls []*call) {
-	err := l.commit(l.batch(calls), l.untilRenewal() <= 0)
+	err := l.commit(l.batch(calls), l.renewalNear())
 	l.settleOrRetry(calls, err)
 }
 
@@ -480,7 +480,7 @@ func (l *Leadership) commitQueue(taken *callBatch) {
 		}
 		return l.more
 	}
-	err := l.commit(batch, l.untilRenewal() <= 0)
+	err := l.commit(batch, l.renewalNear())
 	l.settleOrRetry(taken.calls, err)
 }
 
@@ -595,6 +595,12 @@ func (l *Leadership) refuse(why error) { l.settle(l.queue.close(why), why) }
 // untilRenewal is how long the next renewal can wait.
 func (l *Leadership) untilRenewal() time.Duration {
 	return time.Until(l.sent.Add(l.elector.config.lease.RenewInterval()))
+}
+
+// renewalNear reports whether a commit should carry a renewal: one that comes up
+// next would be late by what the commit takes.
+func (l *Leadership) renewalNear() bool {
+	return l.untilRenewal() <= l.elector.config.lease.RenewInterval()/16
 }
 
 // commit runs one transaction, with a renewal if asked, and ends the leadership if
