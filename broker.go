@@ -340,6 +340,20 @@ func (t *BrokerTransport) Read(ctx context.Context, role Role) (RoleView, error)
 	return view, t.wrap("read", role, err)
 }
 
+// Roles implements [Transport].
+func (t *BrokerTransport) Roles(ctx context.Context) (<-chan RoleList, error) {
+	select {
+	case <-t.closed:
+		return nil, ErrClosed
+	default:
+	}
+	r, err := t.start(ctx, false)
+	if err != nil {
+		return nil, fmt.Errorf("list roles: %w", explain(err))
+	}
+	return r.followAll(ctx)
+}
+
 // Describe implements [Transport].
 func (t *BrokerTransport) Describe(ctx context.Context, role Role) (LeadershipStatus, error) {
 	if err := t.check(role); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -48,6 +49,7 @@ type reader struct {
 	mu      sync.Mutex // guards what follows, and the logs and folds in it
 	logs    map[int32]*partitionLog
 	leaders map[int32]int32 // the brokers that last answered for a partition
+	listers []chan RoleList // who list all roles
 	err     error
 }
 
@@ -113,6 +115,7 @@ func (r *reader) fail(cause error) {
 		return
 	}
 	r.err = cause
+	r.publishRoles()
 	for _, log := range r.logs {
 		for _, fold := range log.roles {
 			for _, sub := range fold.subscribers {
@@ -182,6 +185,7 @@ func (r *reader) suspect(failures int, failed kgo.FetchError) {
 // to the subscribers of each role they touched. mu is held.
 func (r *reader) fold(log *partitionLog, records []*kgo.Record, seen time.Time) {
 	touched := make(map[*roleFold]struct{})
+	arrived := false
 	for _, record := range records {
 		if record.Offset < log.position {
 			continue
@@ -196,12 +200,16 @@ func (r *reader) fold(log *partitionLog, records []*kgo.Record, seen time.Time) 
 			continue
 		}
 		fold := log.role(key.Role)
+		arrived = arrived || !fold.touched
 		fold.apply(record, key, seen)
 		touched[fold] = struct{}{}
 	}
 	for fold := range touched {
 		fold.builder.compact()
 		r.publish(log, fold)
+	}
+	if arrived {
+		r.publishRoles()
 	}
 	log.wake()
 }
@@ -321,6 +329,19 @@ func (r *reader) follow(role Role, self MemberID) (*subscription, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
+	log := r.log(partition)
+	sub.log = log
+	sub.fold = log.role(role)
+	sub.fold.subscribers = append(sub.fold.subscribers, sub)
+	if sub.fold.touched {
+		sub.push(r.view(log, sub.fold, self))
+		r.verifyHead(log, sub.fold)
+	}
+	return sub, nil
+}
+
+// log returns the fold of a partition, and begins to read it. mu is held.
+func (r *reader) log(partition int32) *partitionLog {
 	log := r.logs[partition]
 	if log == nil {
 		log = &partitionLog{partition: partition, roles: make(map[Role]*roleFold), changed: make(chan struct{})}
@@ -330,14 +351,82 @@ func (r *reader) follow(role Role, self MemberID) (*subscription, error) {
 			r.topic.name: {partition: kgo.NewOffset().AtStart()},
 		})
 	}
-	sub.log = log
-	sub.fold = log.role(role)
-	sub.fold.subscribers = append(sub.fold.subscribers, sub)
-	if sub.fold.touched {
-		sub.push(r.view(log, sub.fold, self))
-		r.verifyHead(log, sub.fold)
+	return log
+}
+
+// followAll lists the roles of all partitions, until ctx ends.
+func (r *reader) followAll(ctx context.Context) (<-chan RoleList, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return nil, r.err
 	}
-	return sub, nil
+	var logs []*partitionLog
+	for partition := range r.topic.partitions {
+		logs = append(logs, r.log(partition))
+	}
+	lists := make(chan RoleList, 1)
+	r.wg.Go(func() {
+		if !r.replay(ctx, logs) {
+			return
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.listers = append(r.listers, lists)
+		r.publishRoles()
+		context.AfterFunc(ctx, func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.listers = slices.DeleteFunc(r.listers, func(l chan RoleList) bool { return l == lists })
+		})
+	})
+	return lists, nil
+}
+
+// replay waits until partitions were read to their present end, and reports whether
+// there is anybody left to tell.
+func (r *reader) replay(ctx context.Context, logs []*partitionLog) bool {
+	reading, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(r.ctx, cancel)()
+	for _, log := range logs {
+		for attempt := 1; ; attempt++ {
+			stable, _, err := r.ends(reading, log.partition)
+			if err == nil {
+				err = r.awaitPosition(reading, log, stable)
+			}
+			if err == nil {
+				break
+			}
+			if permanent(err) || sleep(reading, retryBackoff(attempt)) != nil {
+				return ctx.Err() == nil // the reader has an error to tell
+			}
+		}
+	}
+	return true
+}
+
+// publishRoles sends the roles that were seen to those who list them. mu is held.
+func (r *reader) publishRoles() {
+	if len(r.listers) == 0 {
+		return
+	}
+	var roles []Role
+	for _, log := range r.logs {
+		for role, fold := range log.roles {
+			if fold.touched {
+				roles = append(roles, role)
+			}
+		}
+	}
+	slices.SortFunc(roles, func(a, b Role) int { return strings.Compare(a.String(), b.String()) })
+	for _, lists := range r.listers {
+		select {
+		case <-lists:
+		default:
+		}
+		lists <- RoleList{Roles: slices.Clone(roles), Err: r.err}
+	}
 }
 
 func (r *reader) unfollow(sub *subscription) {

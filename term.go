@@ -428,7 +428,7 @@ type stallError struct {
 }
 
 func (e *stallError) Error() string {
-	return fmt.Sprintf("%s/%d took no write for %s: see that the topic is still there and that enough of the partition's replicas are in sync", e.topic, e.partition, e.extent)
+	return fmt.Sprintf("%s/%d took no write for %s: try again, and if that does not help, see that the topic is still there, that the partition has a leader, and that enough of its replicas are in sync", e.topic, e.partition, e.extent)
 }
 
 func isStall(err error) bool {

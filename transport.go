@@ -28,6 +28,11 @@ type Transport interface {
 	// of the call.
 	Read(ctx context.Context, role Role) (RoleView, error)
 
+	// Roles delivers the roles that have records, sorted: first once the log
+	// was read to its end, and again when there is a new one. Lists are
+	// coalesced. A list with Err set is the last one. The stream ends with ctx.
+	Roles(ctx context.Context) (<-chan RoleList, error)
+
 	// Describe asks the transaction coordinator for the newest epoch of a
 	// role. A role that nobody ever led is not an error: its status has no
 	// token.
@@ -212,6 +217,12 @@ type RoleView struct {
 
 	// Err is why the stream ended; such a view is the last one.
 	Err error
+}
+
+// A RoleList is one element of [Transport].Roles.
+type RoleList struct {
+	Roles []Role
+	Err   error
 }
 
 // A RecordStamp tells when and where a record was seen.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,6 +35,7 @@ func TestTransport(t *testing.T, open func(t *testing.T) coordination.Transport)
 		{"a withdrawal removes the member", suite.withdrawal},
 		{"views are pushed and coalesced", suite.viewsArePushed},
 		{"a first view follows without a change", suite.firstView},
+		{"roles are listed, and new ones added", suite.roles},
 		{"a commit writes all of its batch", suite.commitWritesBatch},
 		{"the token lasts as long as the term", suite.tokenLasts},
 		{"a mint fences the terms before it", suite.mintFences},
@@ -121,6 +124,29 @@ func (s suite) term(t *testing.T, transport coordination.Transport) (coordinatio
 
 func lease(member coordination.MemberID, token coordination.FencingToken) coordination.Lease {
 	return coordination.DefaultLeaseConfig().Grant(member, token, time.Now())
+}
+
+func (s suite) roles(t *testing.T) {
+	transport := s.open(t)
+	s.follow(t, transport, memberA) // which creates the topic
+	s.register(t, transport, memberA)
+	ctx, cancel := context.WithCancel(s.ctx)
+	defer cancel()
+	lists, err := s.open(t).Roles(ctx)
+	require.NoError(t, err)
+	list := <-lists
+	require.NoError(t, list.Err)
+	require.Contains(t, list.Roles, s.role)
+
+	another := coordination.MustRole("conformance-" + rand.Text())
+	require.NotContains(t, list.Roles, another)
+	_, err = transport.Register(s.ctx, another, coordination.Registration{Member: memberA, RegisteredAt: time.Now()})
+	require.NoError(t, err)
+	for !slices.Contains(list.Roles, another) {
+		list = <-lists
+		require.NoError(t, list.Err)
+	}
+	require.True(t, slices.IsSortedFunc(list.Roles, func(a, b coordination.Role) int { return strings.Compare(a.String(), b.String()) }))
 }
 
 func (s suite) unledRole(t *testing.T) {
