@@ -495,6 +495,48 @@ func TestOrphanEpochLeavesTheRoleEmptyForAMoment(t *testing.T) {
 	})
 }
 
+func TestLeadershipEndsAStopMarginBeforeItsLease(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		m := w.machine()
+		l := w.lead(m.elector("a", coordination.WithStopMargin(time.Second)))
+		m.network.cut()
+		<-l.Done()
+		require.ErrorIs(w, l.Err(), coordination.ErrLeaseExpired)
+		lease := w.view().State.Lease
+		require.Equal(w, l.Token(), lease.Token)
+		require.WithinDuration(w, lease.Deadline.Add(-time.Second), time.Now(), 50*time.Millisecond)
+	})
+}
+
+func TestCampaignThatIsEndedDuringItsMintLeadsForNoMoment(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		prior := w.lead(w.machine().elector("prior"))
+		m := w.machine()
+		standby := m.elector("a")
+		ctx, cancel := context.WithCancelCause(w.ctx)
+		done := make(chan error)
+		go func() {
+			_, err := standby.Campaign(ctx)
+			done <- err
+		}()
+		w.await("standby", func() bool { return standby.Status().Phase == coordination.PhaseStandby })
+		m.network.watch(func(key int16) bool {
+			if key == int16(kmsg.InitProducerID) {
+				cancel(errEndedByTest)
+			}
+			return true
+		})
+		before := len(w.grants())
+		require.NoError(w, prior.Resign(w.ctx))
+		require.ErrorIs(w, <-done, errEndedByTest)
+		view := w.view()
+		require.NotEqual(w, prior.Token(), view.Newest, "what was begun is finished")
+		require.Nil(w, view.State.Lease)
+		require.Empty(w, view.State.Roster)
+		require.Len(w, w.grants(), before, "there is no lease to wait for")
+	})
+}
+
 func TestMintThatIsPutOffDeposesNobody(t *testing.T) {
 	inVirtualTime(t, func(w *world) {
 		prior := w.lead(w.machine().elector("prior"))

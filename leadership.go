@@ -461,6 +461,7 @@ func (l *Leadership) lead() {
 // call of which a record was refused fails alone: the others are committed again
 // without it.
 func (l *Leadership) commitCalls(calls []*call) {
+	l.catchUp()
 	err := l.commit(l.batch(calls), l.renewalNear())
 	l.settleOrRetry(calls, err)
 }
@@ -468,6 +469,7 @@ func (l *Leadership) commitCalls(calls []*call) {
 // commitQueue commits the calls that were taken from the queue, and those that come
 // while their records are being written.
 func (l *Leadership) commitQueue(taken *callBatch) {
+	l.catchUp()
 	batch := l.batch(taken.calls)
 	batch.Ready = l.queue.ready
 	batch.More = func() []*kgo.Record {
@@ -513,10 +515,6 @@ func (l *Leadership) settleOrRetry(calls []*call, err error) {
 			for end < len(calls) && refused[calls[end]] == nil {
 				end++
 			}
-		}
-		if l.untilRenewal() <= 0 && !l.stopped.Load() {
-			// A call that is refused carries no renewal.
-			_ = l.commit(Batch{}, true)
 		}
 		l.commitCalls(calls[start:end])
 		start = end
@@ -601,6 +599,14 @@ func (l *Leadership) untilRenewal() time.Duration {
 // next would be late by what the commit takes.
 func (l *Leadership) renewalNear() bool {
 	return l.untilRenewal() <= l.elector.config.lease.RenewInterval()/16
+}
+
+// catchUp renews before calls are committed if that is overdue: those before them
+// may have been refused, or held up, and carried no renewal.
+func (l *Leadership) catchUp() {
+	if l.untilRenewal() <= 0 && !l.stopped.Load() {
+		_ = l.commit(Batch{}, true) // a failure is shown, and comes up again
+	}
 }
 
 // commit runs one transaction, with a renewal if asked, and ends the leadership if
