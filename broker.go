@@ -13,7 +13,7 @@ import (
 )
 
 // dialBudget bounds how long [NewBrokerTransport] tries to reach a broker.
-const dialBudget = 5 * time.Second
+const dialBudget = 4 * time.Second
 
 // BrokerTransport is the [Transport] over a Kafka cluster. One serves any number
 // of roles and members in a process: all share one reader, whatever their number,
@@ -46,7 +46,7 @@ var _ Transport = (*BrokerTransport)(nil)
 // host:port, and authenticates. The state topic and the reader come with the first
 // role that is followed.
 //
-// It blocks until a broker answered, for at most 5 s or until ctx ends; ctx means
+// It blocks until a broker answered, for at most 4 s or until ctx ends; ctx means
 // nothing after that. It fails with an error that wraps [ErrInvalidConfig] for
 // options that cannot work, and with the last dial's error if no broker can be
 // reached.
@@ -125,6 +125,9 @@ func retryBackoff(attempt int) time.Duration {
 // fail with it. It waits for the transport's own goroutines and for nothing else.
 // Closing twice is harmless.
 func (t *BrokerTransport) Close() {
+	if t.admin == nil {
+		return // the zero value
+	}
 	t.closeOnce.Do(func() {
 		close(t.closed)
 		t.mu.Lock()
@@ -144,6 +147,9 @@ func (t *BrokerTransport) Close() {
 // roles drain and resign in parallel, campaigns end, and when that is done, or ctx
 // has ended, it closes the transport. It returns ctx's error if that came first.
 func (t *BrokerTransport) Shutdown(ctx context.Context) error {
+	if t.admin == nil {
+		return nil // the zero value
+	}
 	t.drainOnce.Do(func() { close(t.draining) })
 	t.mu.Lock()
 	empty := t.empty
@@ -184,11 +190,21 @@ func (t *BrokerTransport) Closed() <-chan struct{} { return t.closed }
 
 // check says whether the transport still takes calls.
 func (t *BrokerTransport) check(role Role) error {
+	if err := t.open(); err != nil {
+		return fmt.Errorf("role %s: %w", role, err)
+	}
+	return validRole(role)
+}
+
+func (t *BrokerTransport) open() error {
+	if t.admin == nil {
+		return fmt.Errorf("%w: it is the zero value: make one with NewBrokerTransport", ErrClosed)
+	}
 	select {
 	case <-t.closed:
-		return fmt.Errorf("role %s: %w", role, ErrClosed)
+		return ErrClosed
 	default:
-		return validRole(role)
+		return nil
 	}
 }
 
@@ -342,10 +358,8 @@ func (t *BrokerTransport) Read(ctx context.Context, role Role) (RoleView, error)
 
 // Roles implements [Transport].
 func (t *BrokerTransport) Roles(ctx context.Context) (<-chan RoleList, error) {
-	select {
-	case <-t.closed:
-		return nil, ErrClosed
-	default:
+	if err := t.open(); err != nil {
+		return nil, err
 	}
 	r, err := t.start(ctx, false)
 	if err != nil {
@@ -409,10 +423,8 @@ func describeOnce(ctx context.Context, admin *kadm.Client, role Role) (Leadershi
 
 // CommittedOffsets implements [Transport].
 func (t *BrokerTransport) CommittedOffsets(ctx context.Context, group string) (kadm.OffsetResponses, error) {
-	select {
-	case <-t.closed:
-		return nil, ErrClosed
-	default:
+	if err := t.open(); err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.config.requestTimeout)
 	defer cancel()

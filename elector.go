@@ -123,8 +123,8 @@ const maxAllowance = 30 * time.Second
 // among the processes of a role; [NewUniqueMemberID] makes one that is. It does
 // no I/O. Its error wraps [ErrInvalidConfig] and says what to change.
 func NewElector(transport Transport, role Role, member MemberID, opts ...ElectorOption) (*Elector, error) {
-	if transport == nil {
-		return nil, invalidConfig("the transport is nil: pass one from NewBrokerTransport")
+	if err := validTransport(transport); err != nil {
+		return nil, err
 	}
 	if err := validRole(role); err != nil {
 		return nil, err
@@ -200,6 +200,9 @@ func (e *Elector) enter(phase Phase) {
 // occupy takes the elector for a Campaign or a Run. One that is only winding up
 // is waited for.
 func (e *Elector) occupy(ctx context.Context) (*tenancy, error) {
+	if e.transport == nil {
+		return nil, invalidConfig("the elector is the zero value: make one with NewElector")
+	}
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, context.Cause(ctx)

@@ -133,7 +133,7 @@ func NewOutcomeUnknownError(role Role, token FencingToken, err error, settle fun
 // because compaction or retention may have removed the records.
 func (e *OutcomeUnknownError) Resolve(ctx context.Context) (committed bool, err error) {
 	if e.settle == nil {
-		return false, fmt.Errorf("role %s: token %s: the transport cannot tell", e.Role, e.Token)
+		return false, invalidConfig("role %s: token %s: there is nobody to ask: a transport passes a function to NewOutcomeUnknownError", e.Role, e.Token)
 	}
 	committed, err = e.settle(ctx)
 	if err != nil {

@@ -83,11 +83,28 @@ func newLeadership(e *Elector, term Term, follower Follower, own bool, token Fen
 	return l
 }
 
+// neverHeld is the context of the zero value.
+var neverHeld = func() context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(fmt.Errorf("%w: the leadership is the zero value: get one from Campaign or Run", ErrNotHeld))
+	return ctx
+}()
+
 // Role returns the role that is led.
-func (l *Leadership) Role() Role { return l.elector.role }
+func (l *Leadership) Role() Role {
+	if l.elector == nil {
+		return Role{}
+	}
+	return l.elector.role
+}
 
 // Member returns the member that leads.
-func (l *Leadership) Member() MemberID { return l.elector.member }
+func (l *Leadership) Member() MemberID {
+	if l.elector == nil {
+		return MemberID{}
+	}
+	return l.elector.member
+}
 
 // Token returns the fencing token: the producer id and epoch that every broker
 // holds this leader's writes against. It does not change during a leadership.
@@ -104,25 +121,33 @@ func (l *Leadership) FencingNumber() int64 { return l.fence }
 // carries a monotonic clock reading, so that [time.Until] is right whatever
 // happens to the wall clock.
 func (l *Leadership) Deadline() time.Time {
+	if l.elector == nil {
+		return time.Time{}
+	}
 	return l.elector.born.Add(time.Duration(l.deadline.Load()))
 }
 
 // Context returns a context that ends with the leadership. Its cause is Err.
-func (l *Leadership) Context() context.Context { return l.ctx }
+func (l *Leadership) Context() context.Context {
+	if l.elector == nil {
+		return neverHeld
+	}
+	return l.ctx
+}
 
 // Done returns a channel that is closed when the leadership has ended.
-func (l *Leadership) Done() <-chan struct{} { return l.ctx.Done() }
+func (l *Leadership) Done() <-chan struct{} { return l.Context().Done() }
 
 // Err returns nil while the role is held, and afterwards why it no longer is:
 // always [ErrNotHeld], and more precisely [ErrFenced], [ErrLeaseExpired],
 // [ErrResigned], [ErrUnanswered], [ErrTopicChanged], [ErrInvalidConfig] or
 // [ErrClosed].
-func (l *Leadership) Err() error { return context.Cause(l.ctx) }
+func (l *Leadership) Err() error { return context.Cause(l.Context()) }
 
 // held returns nil while the role is held. It looks at the clock itself: after a
 // pause of the process the timer may not have fired yet.
 func (l *Leadership) held() error {
-	if !l.expired() {
+	if l.elector != nil && !l.expired() {
 		if l.resigning.Load() {
 			return cmp.Or(l.Err(), l.because(ErrResigned))
 		}
@@ -279,6 +304,9 @@ func checkRecords(records []*kgo.Record) error {
 func (l *Leadership) Resign(ctx context.Context) error {
 	if err := l.refuseWithin(ctx); err != nil {
 		return err
+	}
+	if l.elector == nil {
+		return nil
 	}
 	if again := l.resigning.Swap(true); again || l.Err() != nil {
 		select {

@@ -4,6 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math"
+	"net"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -128,14 +132,16 @@ func (c brokerConfig) validate(brokers []string) error {
 	switch {
 	case len(brokers) == 0:
 		return invalidConfig("no broker address: pass at least one host:port")
-	case c.topic == "":
-		return invalidConfig("WithTopic: the topic is empty: leave the option out for %s", StateTopic)
+	case !legalTopic(c.topic):
+		return invalidConfig("WithTopic(%.260q): use 1 to 249 letters, digits, dots, underscores and dashes", c.topic)
 	case c.partitions <= 0:
 		return invalidConfig("WithPartitions(%d): use at least 1", c.partitions)
 	case c.replication <= 0:
 		return invalidConfig("WithReplication(%d): use at least 1", c.replication)
 	case c.requestTimeout < 100*time.Millisecond:
 		return invalidConfig("WithRequestTimeout(%s): use at least 100ms", c.requestTimeout)
+	case c.requestTimeout > time.Hour:
+		return invalidConfig("WithRequestTimeout(%s): use at most an hour", c.requestTimeout)
 	case c.fetchMaxWait < 10*time.Millisecond || c.fetchMaxWait > c.requestTimeout:
 		return invalidConfig("WithFetchMaxWait(%s): use between 10ms and the request timeout of %s", c.fetchMaxWait, c.requestTimeout)
 	case c.fetchPartitionMax < 1024:
@@ -146,11 +152,23 @@ func (c brokerConfig) validate(brokers []string) error {
 		return invalidConfig("WithLogger: the logger is nil: leave the option out for slog.Default()")
 	}
 	for _, broker := range brokers {
-		if broker == "" {
-			return invalidConfig("a broker address is empty: use host:port")
+		host, port, err := net.SplitHostPort(broker)
+		if _, invalid := strconv.ParseUint(port, 10, 16); err != nil || invalid != nil || host == "" || port == "0" {
+			return invalidConfig("broker address %q: use host:port, and a string for each broker", broker)
 		}
 	}
 	return checkUserOptions("WithClientOptions", c.clientOptions)
+}
+
+// legalTopic is Kafka's rule.
+func legalTopic(name string) bool {
+	for _, r := range name {
+		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z'
+		if !letter && !(r >= '0' && r <= '9') && !strings.ContainsRune("._-", r) {
+			return false
+		}
+	}
+	return len(name) >= 1 && len(name) <= 249 && name != "." && name != ".."
 }
 
 type electorConfig struct {
@@ -283,6 +301,8 @@ func (c electorConfig) resolve() (electorConfig, error) {
 		return c, invalidConfig("WithDrainTimeout(%s): use a positive duration", c.drainTimeout)
 	case c.transactionTimeout < time.Millisecond:
 		return c, invalidConfig("WithTransactionTimeout(%s): use at least 1ms", c.transactionTimeout)
+	case c.transactionTimeout > math.MaxInt32*time.Millisecond:
+		return c, invalidConfig("WithTransactionTimeout(%s): use at most what brokers allow, transaction.max.timeout.ms, which is 15 minutes unless set", c.transactionTimeout)
 	case c.maxBuffered <= 0:
 		return c, invalidConfig("WithMaxBuffered(%d): use a positive number of bytes", c.maxBuffered)
 	case c.maxExtent <= 0:

@@ -2,7 +2,6 @@ package coordination
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -41,11 +40,11 @@ type Tx struct {
 	records []*kgo.Record
 	bytes   int
 	offsets map[string]*GroupOffsets
-	over    error
+	open    bool
 }
 
-// errTxOver is what a Tx returns after its function.
-var errTxOver = errors.New("the transaction is over: use a Tx only within the function that got it")
+// errTxOver is what a Tx returns outside its function.
+var errTxOver = invalidConfig("the transaction is over: use a Tx only within the function of Transact that got it")
 
 // Produce adds records to the transaction. It does not block: they are written
 // when the function has returned nil, and filled in with partition and offset then.
@@ -56,8 +55,8 @@ func (tx *Tx) Produce(records ...*kgo.Record) error {
 	}
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
-	if tx.over != nil {
-		return tx.over
+	if !tx.open {
+		return errTxOver
 	}
 	bytes := tx.bytes
 	for _, r := range records {
@@ -80,8 +79,8 @@ func (tx *Tx) CommitOffsets(group string, offsets kadm.Offsets, opts ...GroupOpt
 	}
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
-	if tx.over != nil {
-		return tx.over
+	if !tx.open {
+		return errTxOver
 	}
 	if tx.offsets == nil {
 		tx.offsets = make(map[string]*GroupOffsets)
@@ -105,7 +104,7 @@ func (tx *Tx) CommitOffsets(group string, offsets kadm.Offsets, opts ...GroupOpt
 func (tx *Tx) close() (records []*kgo.Record, offsets []GroupOffsets) {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
-	tx.over = errTxOver
+	tx.open = false
 	for _, of := range tx.offsets {
 		if len(of.Offsets) > 0 {
 			offsets = append(offsets, *of)
@@ -130,7 +129,7 @@ func RecordToken(record *kgo.Record) (FencingToken, bool) {
 type inTransact struct{ l *Leadership }
 
 // errWithinTransact refuses what would wait for itself.
-var errWithinTransact = errors.New("called with the context of a Transact, which it would have to wait for: use the Tx, or call it after the transaction")
+var errWithinTransact = invalidConfig("called with the context of a Transact, which it would have to wait for: use the Tx, or call it after the transaction")
 
 func (l *Leadership) refuseWithin(ctx context.Context) error {
 	if ctx.Value(inTransact{l}) != nil {
@@ -180,7 +179,7 @@ func (l *Leadership) Transact(ctx context.Context, fn func(context.Context, *Tx)
 	// A function that stays when its time is over holds up nobody but itself.
 	defer context.AfterFunc(within, turn.end)()
 
-	tx := &Tx{limit: l.elector.config.maxBuffered}
+	tx := &Tx{limit: l.elector.config.maxBuffered, open: true}
 	defer tx.close() // also when fn panics
 	if err := fn(within, tx); err != nil {
 		return err

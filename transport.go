@@ -320,11 +320,19 @@ func (s LeadershipStatus) Authoritative(token FencingToken) bool {
 // on the transactional id. It blocks until the answer or until ctx ends, and is
 // safe for concurrent use.
 func DescribeLeadership(ctx context.Context, transport Transport, role Role) (LeadershipStatus, error) {
-	if transport == nil {
-		return LeadershipStatus{}, invalidConfig("the transport is nil: pass one from NewBrokerTransport")
+	if err := validTransport(transport); err != nil {
+		return LeadershipStatus{}, err
 	}
 	if err := validRole(role); err != nil {
 		return LeadershipStatus{}, err
 	}
 	return transport.Describe(ctx, role)
+}
+
+// validTransport refuses what is no transport.
+func validTransport(transport Transport) error {
+	if broker, ok := transport.(*BrokerTransport); transport == nil || ok && (broker == nil || broker.admin == nil) {
+		return invalidConfig("the transport is nil or a zero value: make one with NewBrokerTransport")
+	}
+	return nil
 }

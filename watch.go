@@ -55,8 +55,8 @@ type View struct {
 // describe the roles' transactional ids. Several loops may run at the same time.
 func Watch(ctx context.Context, transport Transport, roles ...Role) iter.Seq2[View, error] {
 	return func(yield func(View, error) bool) {
-		if transport == nil {
-			yield(View{}, invalidConfig("Watch: the transport is nil: pass one from NewBrokerTransport"))
+		if err := validTransport(transport); err != nil {
+			yield(View{}, err)
 			return
 		}
 		for _, role := range roles {
