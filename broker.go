@@ -100,10 +100,7 @@ func NewBrokerTransport(ctx context.Context, brokers []string, opts ...BrokerOpt
 	defer cancel()
 	if err := admin.Ping(dial); err != nil {
 		admin.Close()
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		return nil, fmt.Errorf("connect to %v: %w", brokers, explain(err))
+		return nil, fmt.Errorf("connect to %v: %w", brokers, explain(withCause(ctx, err)))
 	}
 	return t, nil
 }
@@ -208,12 +205,21 @@ func (t *BrokerTransport) open() error {
 	}
 }
 
-// wrap adds the role to an error, and names the closing of the transport as its
-// cause where it is.
-func (t *BrokerTransport) wrap(what string, role Role, err error) error {
+// withCause names the end of ctx as the cause of an error where it is.
+func withCause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
+
+// wrap adds the role to an error, and names the end of ctx, or of the transport, as
+// its cause where it is.
+func (t *BrokerTransport) wrap(ctx context.Context, what string, role Role, err error) error {
 	if err == nil {
 		return nil
 	}
+	err = withCause(ctx, err)
 	select {
 	case <-t.closed:
 		if !errors.Is(err, ErrClosed) {
@@ -286,11 +292,7 @@ func (t *BrokerTransport) findTopic(ctx context.Context, member bool) (stateTopi
 	defer cancel()
 	topic, err := describeTopic(ctx, t.kadm, t.config.topic)
 	if err == nil {
-		warnings, err := checkTopic(ctx, t.kadm, topic.name)
-		for _, warning := range warnings {
-			t.config.logger.Warn("the state topic is not set up as it should be", "topic", topic.name, "warning", warning)
-		}
-		return topic, err
+		return topic, t.checkTopic(ctx)
 	}
 	if !errors.Is(err, kerr.UnknownTopicOrPartition) {
 		return topic, err
@@ -301,12 +303,27 @@ func (t *BrokerTransport) findTopic(ctx context.Context, member bool) (stateTopi
 	if !t.config.createTopic {
 		return topic, invalidConfig("topic %s does not exist and WithTopicCreation is off: create it: %w", t.config.topic, err)
 	}
-	if err := createTopic(ctx, t.kadm, t.config); err != nil {
+	created, err := createTopic(ctx, t.kadm, t.config)
+	if err != nil {
 		return topic, err
+	}
+	topic, err = t.awaitTopic(ctx)
+	if err != nil || !created {
+		return topic, errors.Join(err, t.checkTopic(ctx))
 	}
 	t.config.logger.Info("created the state topic", "topic", t.config.topic,
 		"partitions", t.config.partitions, "replication", t.config.replication)
-	return t.awaitTopic(ctx)
+	return topic, nil
+}
+
+// checkTopic refuses settings of the topic that break correctness, and warns of those
+// that only cost something.
+func (t *BrokerTransport) checkTopic(ctx context.Context) error {
+	warnings, err := checkTopic(ctx, t.kadm, t.config.topic)
+	for _, warning := range warnings {
+		t.config.logger.Warn("the state topic is not set up as it should be", "topic", t.config.topic, "warning", warning)
+	}
+	return err
 }
 
 // awaitTopic waits until the brokers know a topic that was just created.
@@ -333,11 +350,11 @@ func (t *BrokerTransport) Follow(ctx context.Context, role Role, self MemberID) 
 	}
 	r, err := t.start(ctx, self != MemberID{})
 	if err != nil {
-		return nil, t.wrap("follow", role, err)
+		return nil, t.wrap(ctx, "follow", role, err)
 	}
 	sub, err := r.follow(role, self)
 	if err != nil {
-		return nil, t.wrap("follow", role, err)
+		return nil, t.wrap(ctx, "follow", role, err)
 	}
 	if self != (MemberID{}) {
 		t.arrived()
@@ -353,7 +370,7 @@ func (t *BrokerTransport) Read(ctx context.Context, role Role) (RoleView, error)
 	}
 	defer follower.Close()
 	view, err := follower.Barrier(ctx)
-	return view, t.wrap("read", role, err)
+	return view, t.wrap(ctx, "read", role, err)
 }
 
 // Roles implements [Transport].
@@ -363,7 +380,7 @@ func (t *BrokerTransport) Roles(ctx context.Context) (<-chan RoleList, error) {
 	}
 	r, err := t.start(ctx, false)
 	if err != nil {
-		return nil, fmt.Errorf("list roles: %w", explain(err))
+		return nil, fmt.Errorf("list roles: %w", explain(withCause(ctx, err)))
 	}
 	return r.followAll(ctx)
 }
@@ -373,10 +390,13 @@ func (t *BrokerTransport) Describe(ctx context.Context, role Role) (LeadershipSt
 	if err := t.check(role); err != nil {
 		return LeadershipStatus{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.config.requestTimeout)
+	if ctx.Err() != nil {
+		return LeadershipStatus{}, t.wrap(ctx, "describe", role, context.Cause(ctx))
+	}
+	bounded, cancel := context.WithTimeout(ctx, t.config.requestTimeout)
 	defer cancel()
-	status, err := describe(ctx, t.kadm, role)
-	return status, t.wrap("describe", role, err)
+	status, err := describe(bounded, t.kadm, role)
+	return status, t.wrap(ctx, "describe", role, err)
 }
 
 // describe asks the coordinator of a role over a client, and asks again while the
@@ -447,13 +467,13 @@ func (t *BrokerTransport) CommittedOffsets(ctx context.Context, group string) (k
 // Register implements [Transport].
 func (t *BrokerTransport) Register(ctx context.Context, role Role, registration Registration) (int64, error) {
 	offset, err := t.append(ctx, RegistrationKey(role, registration.Member), registration)
-	return offset, t.wrap("register "+registration.Member.String()+" for", role, err)
+	return offset, t.wrap(ctx, "register "+registration.Member.String()+" for", role, err)
 }
 
 // Withdraw implements [Transport].
 func (t *BrokerTransport) Withdraw(ctx context.Context, role Role, member MemberID) error {
 	_, err := t.append(ctx, RegistrationKey(role, member), Tombstone{})
-	return t.wrap("withdraw "+member.String()+" from", role, err)
+	return t.wrap(ctx, "withdraw "+member.String()+" from", role, err)
 }
 
 // append writes one record outside any transaction.

@@ -518,6 +518,10 @@ func (c *candidate) assume(ctx, bounded context.Context, term Term, token Fencin
 	lease := c.config.lease.Grant(c.member, token, c.config.clock.Now())
 	sent := time.Now()
 	offset, err := term.Commit(bounded, Batch{Withdraw: gone, Lease: lease})
+	if ended := term.Err(); err == nil && ended != nil {
+		// It was committed in the moment in which time ran out.
+		err = fmt.Errorf("%w: %w", ErrOutcomeUnknown, ended)
+	}
 	if err != nil {
 		if errors.Is(err, ErrOutcomeUnknown) {
 			c.memory.orphan = &orphan{token: token, lostAt: c.now(), atOnce: true}

@@ -136,6 +136,9 @@ func describeWritable(ctx context.Context, client *kgo.Client, topics []string) 
 		case errors.Is(err, kerr.UnknownTopicOrPartition):
 			refused[name] = fmt.Errorf("topic %q does not exist: create it: %w", name, err)
 			continue
+		case errors.Is(err, kerr.TopicAuthorizationFailed):
+			refused[name] = mayNotWrite(name)
+			continue
 		case err != nil && !kerr.IsRetriable(err):
 			refused[name] = fmt.Errorf("topic %q: %w", name, explain(err))
 			continue
@@ -145,7 +148,7 @@ func describeWritable(ctx context.Context, client *kgo.Client, topics []string) 
 		// A broker that does not tell leaves the field at its minimum.
 		if told := topic.AuthorizedOperations; told != math.MinInt32 &&
 			!slices.Contains(kadm.DecodeACLOperations(told), kmsg.ACLOperationWrite) {
-			refused[name] = invalidConfig("grant Write on topic %q: %w", name, kerr.TopicAuthorizationFailed)
+			refused[name] = mayNotWrite(name)
 		}
 	}
 	for _, topic := range topics {
@@ -154,4 +157,8 @@ func describeWritable(ctx context.Context, client *kgo.Client, topics []string) 
 		}
 	}
 	return refused, nil
+}
+
+func mayNotWrite(topic string) error {
+	return invalidConfig("grant Write on topic %q: %w", topic, kerr.TopicAuthorizationFailed)
 }

@@ -1,6 +1,7 @@
 package coordination
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -24,7 +25,11 @@ const (
 
 	// topicCheckInterval is how often the topic is looked up, to notice that
 	// it is not the one it was.
-	topicCheckInterval = 15 * time.Second
+	topicCheckInterval = 4 * time.Second
+
+	// missingFor is how long a topic has to be missing to have been deleted: one
+	// broker may not know yet what others do.
+	missingFor = 250 * time.Millisecond
 
 	// verifying bounds how many tokens are checked with coordinators at once.
 	verifying = 16
@@ -102,12 +107,11 @@ func newReader(t *BrokerTransport, topic stateTopic) (*reader, error) {
 // close ends the reader and everything it started.
 func (r *reader) close(cause error) {
 	r.fail(cause)
-	r.cancel()
 	r.consumer.Close()
 	r.wg.Wait()
 }
 
-// fail ends every subscription with a last view.
+// fail ends every subscription with a last view, and what the reader does.
 func (r *reader) fail(cause error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -124,6 +128,7 @@ func (r *reader) fail(cause error) {
 		}
 		log.wake()
 	}
+	r.cancel()
 }
 
 // contactHook notes when the cluster last answered a fetch.
@@ -298,7 +303,6 @@ func (r *reader) watchTopic() {
 				return
 			}
 		case errors.Is(err, kerr.UnknownTopicOrPartition):
-			// One broker may not know yet; two looks apart it is gone.
 			if missing {
 				r.fail(fmt.Errorf("%w: topic %s was deleted: restart the members once it is as intended", ErrTopicChanged, r.topic.name))
 				return
@@ -307,7 +311,7 @@ func (r *reader) watchTopic() {
 			select {
 			case <-r.ctx.Done():
 				return
-			case <-time.After(time.Second):
+			case <-time.After(missingFor):
 			}
 			select {
 			case r.recheck <- struct{}{}:
@@ -447,7 +451,13 @@ func (r *reader) barrier(ctx context.Context, sub *subscription) (RoleView, erro
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(r.ctx, cancel)()
+	view, err := r.readToEnd(ctx, sub)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return view, cmp.Or(r.err, err) // a failure of the reader ended the rest
+}
 
+func (r *reader) readToEnd(ctx context.Context, sub *subscription) (RoleView, error) {
 	stable, end, err := r.ends(ctx, sub.log.partition)
 	if err != nil {
 		return RoleView{}, err
@@ -467,9 +477,6 @@ func (r *reader) barrier(ctx context.Context, sub *subscription) (RoleView, erro
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	view := r.view(sub.log, sub.fold, sub.self)
-	if view.Err != nil {
-		return view, view.Err
-	}
 	if end > stable && tail.unstable {
 		sub.fold.overlay(&view, tail, sub.self, time.Now())
 	}

@@ -47,6 +47,10 @@ type brokerTerm struct {
 	// kgo need not know. It belongs to the one who commits.
 	offsetsAdded bool
 
+	// loaded are the topics of which kgo has stored the partitions. It belongs to
+	// the one who commits.
+	loaded map[string]bool
+
 	// unanswered is set once an attempt that may change a transaction ended
 	// without an answer. What it was about may still take effect, in the middle
 	// of the next transaction.
@@ -65,7 +69,7 @@ func newBrokerTerm(t *BrokerTransport, topic stateTopic, role Role, config TermC
 	if config.StallTimeout <= 0 {
 		config.StallTimeout = time.Second
 	}
-	term := &brokerTerm{transport: t, topic: topic, role: role, config: config}
+	term := &brokerTerm{transport: t, topic: topic, role: role, config: config, loaded: make(map[string]bool)}
 	term.writable.Store(&map[string]bool{})
 	// The user's partitioner is known only to a client made of the user's
 	// options.
@@ -140,7 +144,7 @@ func (t *brokerTerm) Warm(ctx context.Context) error {
 	if err == nil {
 		err = t.client.EnsureProduceConnectionIsOpen(ctx)
 	}
-	return t.transport.wrap("prepare a term of", t.role, err)
+	return t.transport.wrap(ctx, "prepare a term of", t.role, err)
 }
 
 func (t *brokerTerm) Mint(ctx context.Context) (FencingToken, error) {
@@ -152,7 +156,7 @@ func (t *brokerTerm) Mint(ctx context.Context) (FencingToken, error) {
 		t.token, err = NewFencingToken(id, epoch)
 	}
 	if err != nil {
-		err = t.transport.wrap("mint an epoch of", t.role, err)
+		err = t.transport.wrap(ctx, "mint an epoch of", t.role, err)
 		t.end(err)
 	}
 	return t.token, err
@@ -214,6 +218,9 @@ func (t *brokerTerm) Commit(ctx context.Context, batch Batch) (int64, error) {
 	if err := t.client.EndTransaction(context.Background(), kgo.TryCommit); err != nil {
 		return -1, t.failedCommit(ctx, err, evidence(records, state))
 	}
+	if t.endAttempts.Load() == 0 && len(records)+len(state) > 0 {
+		return -1, t.lost(ctx, "commit", errNotEnded)
+	}
 	if t.unanswered.Load() {
 		t.end(fmt.Errorf("role %s: %w", t.role, ErrUnanswered))
 	}
@@ -270,13 +277,13 @@ func (t *brokerTerm) describeWritable(ctx context.Context, topics []string) (ref
 	}
 }
 
-// noteWritable adds topics, but for those that were refused, to the writable ones.
+// noteWritable notes of topics whether they may be written to.
 func (t *brokerTerm) noteWritable(topics []string, refused map[string]error) {
 	for {
 		before := t.writable.Load()
 		after := maps.Clone(*before)
 		for _, topic := range topics {
-			if refused[topic] == nil {
+			if delete(after, topic); refused[topic] == nil {
 				after[topic] = true
 			}
 		}
@@ -408,16 +415,71 @@ func (t *brokerTerm) write(ctx context.Context, batch Batch) (records []*kgo.Rec
 			}()
 		}
 	}
+	failed = append(first.failed, later.failed...)
 	if aborted != nil {
 		<-aborted
+		failed = t.blame(ctx, failed)
 	}
-	for _, f := range append(first.failed, later.failed...) {
-		if errors.Is(f.err, kgo.ErrAborting) {
-			f.err = &stallError{topic: f.record.Topic, partition: f.record.Partition, extent: t.config.StallTimeout}
-		}
-		failed = append(failed, f)
-	}
+	t.awaitLoaded(ctx, records, failed)
 	return records, failed
+}
+
+// blame says of records that were given up whose fault that was. A topic that has gone,
+// or may no longer be written to, holds up the others that are new to the transaction:
+// Kafka adds all of them or none. Those are left out, and not to blame.
+func (t *brokerTerm) blame(ctx context.Context, failed []failure) (guilty []failure) {
+	var topics []string
+	for i, f := range failed {
+		if errors.Is(f.err, kgo.ErrAborting) {
+			failed[i].err = &stallError{topic: f.record.Topic, partition: f.record.Partition, extent: t.config.StallTimeout}
+			topics = append(topics, f.record.Topic)
+		}
+	}
+	slices.Sort(topics)
+	topics = slices.Compact(topics)
+	ctx, cancel := context.WithTimeout(ctx, t.config.StallTimeout/4)
+	defer cancel()
+	refused, err := describeWritable(ctx, t.client, topics)
+	if err != nil || len(refused) == 0 {
+		return failed
+	}
+	t.noteWritable(topics, refused)
+	for _, f := range failed {
+		if why := refused[f.record.Topic]; why != nil {
+			f.err = why
+		} else if isStall(f.err) {
+			continue
+		}
+		guilty = append(guilty, f)
+	}
+	return guilty
+}
+
+// errNotEnded is a commit that kgo reports and never asked for.
+var errNotEnded = errors.New("the client ended the transaction without asking for its commit")
+
+// awaitLoaded waits until kgo has stored the partitions of topics that were written to
+// for the first time. It sends the records that waited for a topic's partitions a
+// moment before it stores them, and at the end of a transaction looks only at those
+// that are stored: a transaction that ends in between stays open, and EndTransaction
+// reports that all went well (kgo 1.22, storePartitionsUpdate).
+func (t *brokerTerm) awaitLoaded(ctx context.Context, records []*kgo.Record, failed []failure) {
+	for _, r := range records {
+		if t.loaded[r.Topic] {
+			continue
+		}
+		refused := slices.ContainsFunc(failed, func(f failure) bool { return f.record == r })
+		for pause := 10 * time.Microsecond; ; pause *= 2 {
+			if leader, _, err := t.client.PartitionLeader(r.Topic, 0); leader >= 0 || err != nil {
+				t.loaded[r.Topic] = err == nil
+				break
+			}
+			// One that was refused may never have come as far as a partition.
+			if refused && pause > joinWindow || t.Err() != nil || sleep(ctx, pause) != nil {
+				break
+			}
+		}
+	}
 }
 
 // A stallError is a record that its partition did not take in time.
@@ -469,7 +531,13 @@ func (t *brokerTerm) rollback(ctx context.Context, records []*kgo.Record, failed
 	if isFence(cause.err) || t.Err() != nil || t.unanswered.Load() {
 		return t.lost(ctx, what, cause.err)
 	}
-	if err := t.client.EndTransaction(context.Background(), kgo.TryAbort); err != nil {
+	// Nothing is buffered any more, but kgo may still be adding to the transaction
+	// the partition of a record that it has given up.
+	err := t.client.AbortBufferedRecords(ctx)
+	if err == nil {
+		err = t.client.EndTransaction(context.Background(), kgo.TryAbort)
+	}
+	if err != nil {
 		return t.lost(ctx, what, errors.Join(cause.err, err))
 	}
 	// kgo ends what it knows to be open. Offsets that were added would be committed

@@ -2,6 +2,7 @@ package coordination
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"strconv"
@@ -80,25 +81,26 @@ func describeTopic(ctx context.Context, admin *kadm.Client, name string) (stateT
 	return topic, nil
 }
 
-// createTopic creates the state topic. Another member that was faster is no
-// error.
-func createTopic(ctx context.Context, admin *kadm.Client, c brokerConfig) error {
-	created, err := admin.CreateTopic(ctx, c.partitions, c.replication, topicConfigs(c.replication), c.topic)
+// createTopic creates the state topic, unless somebody else was faster.
+func createTopic(ctx context.Context, admin *kadm.Client, c brokerConfig) (created bool, err error) {
+	answer, err := admin.CreateTopic(ctx, c.partitions, c.replication, topicConfigs(c.replication), c.topic)
 	if err == nil {
-		err = created.Err
+		err = answer.Err
 	}
 	switch {
-	case err == nil, errors.Is(err, kerr.TopicAlreadyExists):
-		return nil
+	case err == nil:
+		return true, nil
+	case errors.Is(err, kerr.TopicAlreadyExists):
+		return false, nil
 	case errors.Is(err, kerr.InvalidReplicationFactor):
-		return invalidConfig("create topic %s with %d replicas: the cluster has fewer brokers: use WithReplication, or add brokers: %w", c.topic, c.replication, err)
+		return false, invalidConfig("create topic %s with %d replicas: the cluster has fewer brokers: use WithReplication, or add brokers: %w", c.topic, c.replication, err)
 	case errors.Is(err, kerr.PolicyViolation), errors.Is(err, kerr.InvalidConfig), errors.Is(err, kerr.InvalidTopicException),
 		errors.Is(err, kerr.InvalidPartitions):
-		return invalidConfig("create topic %s: the cluster refuses it: create it by hand and use WithTopicCreation(false): %w: %s", c.topic, err, created.ErrMessage)
+		return false, invalidConfig("create topic %s: the cluster refuses it: create it by hand and use WithTopicCreation(false): %w: %s", c.topic, err, answer.ErrMessage)
 	case errors.Is(err, kerr.TopicAuthorizationFailed), errors.Is(err, kerr.ClusterAuthorizationFailed):
-		return invalidConfig("create topic %s: not authorized: grant Create on the topic, or create it by hand: %w", c.topic, err)
+		return false, invalidConfig("create topic %s: not authorized: grant Create on the topic, or create it by hand: %w", c.topic, err)
 	default:
-		return fmt.Errorf("create topic %s: %w", c.topic, err)
+		return false, fmt.Errorf("create topic %s: %w", c.topic, err)
 	}
 }
 
@@ -167,13 +169,17 @@ func (t stateTopic) changed(now stateTopic) error {
 
 // explain adds what to change to the errors that retrying cannot cure.
 func explain(err error) error {
+	var distrusted *tls.CertificateVerificationError
+	if errors.As(err, &distrusted) && !errors.Is(err, ErrInvalidConfig) {
+		return invalidConfig("the broker's certificate is not trusted: give kgo.DialTLSConfig the RootCAs and the ServerName that it needs: %w", err)
+	}
 	for _, known := range []struct {
 		err    *kerr.Error
 		remedy string
 	}{
-		{kerr.TopicAuthorizationFailed, "grant Read and Write on the topic"},
+		{kerr.TopicAuthorizationFailed, "grant Read and Write (a member) or Read (an observer) on the topic"},
 		{kerr.TransactionalIDAuthorizationFailed, "grant Write (a member) or Describe (an auditor) on the transactional id, which is the role"},
-		{kerr.ClusterAuthorizationFailed, "grant IdempotentWrite on the cluster"},
+		{kerr.ClusterAuthorizationFailed, "grant Write on the topic, or IdempotentWrite on the cluster"},
 		{kerr.GroupAuthorizationFailed, "grant Read on the consumer group"},
 		{kerr.InvalidTransactionTimeout, "lower the renew interval or WithTransactionTimeout below the broker's transaction.max.timeout.ms"},
 		{kerr.SaslAuthenticationFailed, "check the user and the password"},

@@ -228,9 +228,10 @@ func (l *Leadership) takeTurn(ctx context.Context) (*turn, error) {
 	}
 }
 
-// CommittedOffsets returns the offsets that a consumer group has committed, waiting
-// for transactions that are still being committed to settle. By the time a
-// leadership has begun, those of its predecessor are.
+// CommittedOffsets returns the offsets that a consumer group has committed. It waits
+// until those of this leadership's last transaction can be read; by the time a
+// leadership has begun, those of its predecessor can. It blocks until the answer or
+// until ctx ends.
 func (l *Leadership) CommittedOffsets(ctx context.Context, group string) (kadm.OffsetResponses, error) {
 	if group == "" {
 		return nil, invalidConfig("CommittedOffsets: the group is empty")
@@ -238,5 +239,32 @@ func (l *Leadership) CommittedOffsets(ctx context.Context, group string) (kadm.O
 	if err := l.held(); err != nil {
 		return nil, err
 	}
+	if err := l.awaitMarkers(ctx); err != nil {
+		return nil, err
+	}
 	return l.elector.transport.CommittedOffsets(ctx, group)
+}
+
+// awaitMarkers waits until the markers of the newest transaction are written everywhere.
+// A group's coordinator waits for those of offsets that replace others, but not for
+// those of a partition's first ones: it lists what is there without them (measured on
+// Kafka 4.3.1).
+func (l *Leadership) awaitMarkers(ctx context.Context) error {
+	var newest time.Time
+	for {
+		status, err := l.elector.transport.Describe(ctx, l.Role())
+		if err != nil {
+			return err
+		}
+		if newest.IsZero() {
+			newest = status.StartedAt
+		}
+		// A newer transaction begins when the one before has ended.
+		if status.State != TransactionPrepareCommit || !status.StartedAt.Equal(newest) {
+			return nil
+		}
+		if err := sleep(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
