@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -505,6 +506,67 @@ func TestLeadershipEndsAStopMarginBeforeItsLease(t *testing.T) {
 		lease := w.view().State.Lease
 		require.Equal(w, l.Token(), lease.Token)
 		require.WithinDuration(w, lease.Deadline.Add(-time.Second), time.Now(), 50*time.Millisecond)
+	})
+}
+
+func TestLeaseCountsFromBeforeItsRenewalIsSent(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		m := w.machine()
+		e := m.elector("a")
+		l := w.lead(e)
+		won := e.Status().LastRenewal
+		var sent atomic.Pointer[time.Time]
+		m.network.watch(func(key int16) bool {
+			switch kmsg.Key(key) {
+			case kmsg.AddPartitionsToTxn:
+				now := time.Now()
+				sent.Store(&now)
+			case kmsg.EndTxn:
+				time.Sleep(w.lease.Duration() / 6)
+			}
+			return true
+		})
+		w.await("a renewal", func() bool { return e.Status().LastRenewal.After(won) })
+		latest := sent.Load().Add(w.lease.Duration() - w.lease.Duration()/10)
+		require.False(w, l.Deadline().After(latest), "%s is after %s", l.Deadline(), latest)
+		require.NoError(w, l.Resign(w.ctx))
+	})
+}
+
+// A dozer is a transport of a process that stands still when its turn comes near.
+type dozer struct {
+	coordination.Transport
+	doze func()
+}
+
+func (d dozer) NewTerm(role coordination.Role, config coordination.TermConfig) (coordination.Term, error) {
+	d.doze()
+	return d.Transport.NewTerm(role, config)
+}
+
+func TestMemberThatSleptThroughItsTurnWaitsForItOnceMore(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		a, b, c := w.machine(), w.machine(), w.machine()
+		old := w.lead(a.elector("a"))
+		first := w.standBy(b.elector("b"))
+		var woke time.Time
+		sleepy, err := coordination.NewElector(dozer{c.transport, func() {
+			time.Sleep(2 * w.lease.Duration())
+			woke = time.Now()
+		}}, w.role, coordination.MustMemberID("c"), coordination.WithLease(w.lease))
+		require.NoError(w, err)
+		second := w.standBy(sleepy)
+		a.network.cut()
+		b.network.cut()
+		<-old.Done()
+		l := second.won()
+		require.False(w, first.over())
+		// It fell asleep a quarter of a lease before its turn, and waits for that too.
+		require.GreaterOrEqual(w, second.at.Sub(woke), w.lease.Duration()/4+w.lease.ChallengeStagger(),
+			"those ahead of it may just be waking up as well")
+		require.NoError(w, l.Resign(w.ctx))
+		b.network.heal()
+		require.NoError(w, first.won().Resign(w.ctx))
 	})
 }
 
