@@ -2,6 +2,7 @@
 // the repository.
 //
 //	go run ./mutants            every mutant of mutants/pinned.txt has to be noticed
+//	go run ./mutants -n 12      twelve of them
 //	go run ./mutants -score     a sample of generated ones, and how many were noticed
 //
 // A mutant is one change of one file, laid over the source with go build's -overlay:
@@ -38,8 +39,8 @@ func main() {
 	var (
 		score = flag.Bool("score", false, "generate mutants instead of the pinned ones")
 		files = flag.String("files", "succession.go,lease.go,candidacy.go,elector.go,candidate.go,leadership.go,committer.go", "-score: the files to change, comma separated")
-		n     = flag.Int("n", 120, "-score: how many mutants to try")
-		seed  = flag.Uint64("seed", 1, "-score: which ones")
+		n     = flag.Int("n", 120, "how many mutants to try")
+		seed  = flag.Uint64("seed", 1, "which ones, where there are more")
 		least = flag.Int("least", 70, "-score: the percentage that has to be noticed")
 		match = flag.String("match", "", "pinned: only those whose description contains this")
 	)
@@ -60,14 +61,16 @@ func run(ctx context.Context, score bool, files []string, n int, seed uint64, le
 		if mutants, err = generate(files); err != nil {
 			return err
 		}
-		random := rand.New(rand.NewPCG(seed, 0))
-		random.Shuffle(len(mutants), func(i, j int) { mutants[i], mutants[j] = mutants[j], mutants[i] })
 		fmt.Printf("%d possible mutants, trying until %d have compiled\n", len(mutants), n)
 	} else {
 		if mutants, err = pinned("mutants/pinned.txt", match); err != nil {
 			return err
 		}
-		n = len(mutants)
+		n = min(n, len(mutants))
+	}
+	if n < len(mutants) {
+		random := rand.New(rand.NewPCG(seed, 0))
+		random.Shuffle(len(mutants), func(i, j int) { mutants[i], mutants[j] = mutants[j], mutants[i] })
 	}
 	dir, err := os.MkdirTemp("", "mutants")
 	if err != nil {
