@@ -599,6 +599,34 @@ func TestCampaignThatIsEndedDuringItsMintLeadsForNoMoment(t *testing.T) {
 	})
 }
 
+func TestMemberWhoseRegistrationIsRemovedStandsAtTheEnd(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		l := w.lead(w.machine().elector("a"))
+		removed, other := w.standBy(w.machine().elector("b")), w.standBy(w.machine().elector("c"))
+		w.raw(w.forge(coordination.RegistrationKey(w.role, coordination.MustMemberID("b")), coordination.Tombstone{}))
+		w.await("its return", func() bool {
+			rank, _ := w.view().State.RankOf(coordination.MustMemberID("b"))
+			return rank == 1
+		})
+		require.NoError(w, l.Resign(w.ctx))
+		require.NoError(w, other.won().Resign(w.ctx))
+		require.NoError(w, removed.won().Resign(w.ctx))
+	})
+}
+
+func TestDeadMembersStayWithoutPruning(t *testing.T) {
+	inVirtualTime(t, func(w *world) {
+		a, b := w.machine(), w.machine()
+		old := w.lead(a.elector("a"))
+		standby := w.standBy(b.elector("b", coordination.WithPruning(false)))
+		a.network.cut()
+		<-old.Done()
+		l := standby.won()
+		require.Len(w, w.view().State.Roster, 2)
+		require.NoError(w, l.Resign(w.ctx))
+	})
+}
+
 func TestMintThatIsPutOffDeposesNobody(t *testing.T) {
 	inVirtualTime(t, func(w *world) {
 		prior := w.lead(w.machine().elector("prior"))

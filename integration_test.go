@@ -21,6 +21,7 @@ import (
 	"github.com/krabka-io/krabka-coordination-go/coordinationtest"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -458,6 +459,63 @@ func TestKafkaTokenIsWhatTheCoordinatorDescribes(t *testing.T) {
 		require.NoError(w, err)
 		require.True(w, status.Authoritative(l.Token()), "until the next mint")
 		require.GreaterOrEqual(w, len(w.grants()), 200)
+	})
+}
+
+func TestKafkaOffsetsOfAConsumerThatWasReplacedAreRefused(t *testing.T) {
+	onKafka(t, func(w *world) {
+		input := w.topic()
+		group := "group-" + rand.Text()
+		l := w.lead(w.machine().elector("a"))
+		consumer := func() *kgo.Client {
+			return w.client(kgo.ConsumerGroup(group), kgo.ConsumeTopics(input), kgo.SessionTimeout(6*time.Second), kgo.HeartbeatInterval(100*time.Millisecond))
+		}
+		commit := func(at int64, of coordination.GroupOption) error {
+			return l.Transact(w.ctx, func(_ context.Context, tx *coordination.Tx) error {
+				offsets := make(kadm.Offsets)
+				offsets.AddOffset(input, 0, at, -1)
+				return tx.CommitOffsets(group, offsets, of)
+			})
+		}
+		first := consumer()
+		w.polls(first)
+		var before coordination.GroupOption
+		w.await("the first one to be a member", func() bool {
+			member, generation := first.GroupMetadata()
+			before = coordination.GroupMetadata(member, generation)
+			return generation > 0 && commit(1, before) == nil
+		})
+		second := consumer()
+		w.polls(second)
+		w.await("the second one to be a member", func() bool {
+			_, generation := second.GroupMetadata()
+			return generation > 0
+		})
+		var rejected *coordination.RejectedError
+		err := commit(2, before)
+		require.ErrorAs(w, err, &rejected)
+		require.ErrorIs(w, err, kerr.IllegalGeneration)
+		require.NoError(w, l.Err())
+
+		committed, err := l.CommittedOffsets(w.ctx, group)
+		require.NoError(w, err)
+		found, ok := committed.Lookup(input, 0)
+		require.True(w, ok)
+		require.EqualValues(w, 1, found.At)
+		require.NoError(w, l.Resign(w.ctx))
+	})
+}
+
+// polls has a consumer poll until the test is over.
+func (w *world) polls(client *kgo.Client) {
+	var polling sync.WaitGroup
+	polling.Go(func() {
+		for !client.PollFetches(context.Background()).IsClientClosed() {
+		}
+	})
+	w.Cleanup(func() {
+		client.Close()
+		polling.Wait()
 	})
 }
 

@@ -426,7 +426,9 @@ func (t *brokerTerm) write(ctx context.Context, batch Batch) (records []*kgo.Rec
 
 // blame says of records that were given up whose fault that was. A topic that has gone,
 // or may no longer be written to, holds up the others that are new to the transaction:
-// Kafka adds all of them or none. Those are left out, and not to blame.
+// Kafka adds all of them or none. Those are left out, and not to blame, whether the
+// client has noticed what holds them up, and says so of its records, or the cluster
+// has to be asked.
 func (t *brokerTerm) blame(ctx context.Context, failed []failure) (guilty []failure) {
 	var topics []string
 	for i, f := range failed {
@@ -435,15 +437,13 @@ func (t *brokerTerm) blame(ctx context.Context, failed []failure) (guilty []fail
 			topics = append(topics, f.record.Topic)
 		}
 	}
-	slices.Sort(topics)
-	topics = slices.Compact(topics)
-	ctx, cancel := context.WithTimeout(ctx, t.config.StallTimeout/4)
-	defer cancel()
-	refused, err := describeWritable(ctx, t.client, topics)
-	if err != nil || len(refused) == 0 {
-		return failed
+	var refused map[string]error
+	if len(topics) == len(failed) {
+		refused = t.whichRefuse(ctx, topics)
+		if len(refused) == 0 {
+			return failed
+		}
 	}
-	t.noteWritable(topics, refused)
 	for _, f := range failed {
 		if why := refused[f.record.Topic]; why != nil {
 			f.err = why
@@ -453,6 +453,20 @@ func (t *brokerTerm) blame(ctx context.Context, failed []failure) (guilty []fail
 		guilty = append(guilty, f)
 	}
 	return guilty
+}
+
+// whichRefuse asks which topics may not be written to any more, and notes it.
+func (t *brokerTerm) whichRefuse(ctx context.Context, topics []string) map[string]error {
+	slices.Sort(topics)
+	topics = slices.Compact(topics)
+	ctx, cancel := context.WithTimeout(ctx, t.config.StallTimeout/4)
+	defer cancel()
+	refused, err := describeWritable(ctx, t.client, topics)
+	if err != nil {
+		return nil
+	}
+	t.noteWritable(topics, refused)
+	return refused
 }
 
 // errNotEnded is a commit that kgo reports and never asked for.
